@@ -1,0 +1,51 @@
+# What a contributor runs. Every target sets up what it needs (deploy/setup.sh says what it does) and may be the first.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := build
+
+# The directories deploy/setup.sh found Go in go first. PGRESHARD_PG_BIN, where set, is where servers are looked for.
+export PATH := $(shell deploy/setup.sh --path)
+
+PACKAGES    ?= ./...
+TEST_FLAGS  ?=
+TIMEOUT     ?= 20m
+FUZZ_TIME   ?= 30s
+# Tests start real servers: packages beside each other cost memory more than they save time.
+PARALLEL    ?= 2
+
+.PHONY: build demo test race bench fuzz lint setup clean
+
+build: setup            ## the static binary, bin/pgreshard
+	CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
+
+demo: build             ## a whole move on throw-away servers, with writers
+	bin/pgreshard demo
+
+test: setup             ## every test, on real servers
+	go test -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
+
+race: setup             ## the tests under the race detector (needs a C compiler)
+	CGO_ENABLED=1 go test -race -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
+
+bench: setup            ## copy and catch-up beside native replication, in one run
+	go test -timeout 60m -p 1 -run '^$$' -bench . -benchmem $(TEST_FLAGS) $(PACKAGES)
+
+fuzz: setup             ## each fuzz test for FUZZ_TIME
+	@for package in $$(go list $(PACKAGES)); do \
+		for target in $$(go test -list '^Fuzz' $$package | grep '^Fuzz'); do \
+			echo "fuzz $$package $$target"; \
+			go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZ_TIME) $$package || exit 1; \
+		done; \
+	done
+
+lint: setup             ## formatting, vet, staticcheck
+	@unformatted=$$(gofmt -l $$(find . -name '*.go' -not -path './.*')); \
+	if [ -n "$$unformatted" ]; then echo "not formatted (gofmt -w them):"; echo "$$unformatted"; exit 1; fi
+	go vet $(PACKAGES)
+	go tool staticcheck $(PACKAGES)
+
+setup:
+	@deploy/setup.sh
+
+clean:
+	rm -rf bin

@@ -1,0 +1,129 @@
+package checkpoints
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"pgreshard/pg"
+)
+
+// Move is a move as its home, the destination's first shard, remembers it.
+type Move struct {
+	Name      string
+	State     string
+	Error     string          // what stopped it, empty while nothing has
+	Spec      json.RawMessage // shards, tables and rules as they were when it was made
+	Detail    json.RawMessage // what a later start must know: outcomes of phases
+	ChangedAt time.Time
+}
+
+// FindMove reads a move from its home; nil where there is none of that name.
+func FindMove(ctx context.Context, q pg.Querier, name string) (*Move, error) {
+	var there bool
+	if err := q.QueryRow(ctx, `select to_regclass('pgreshard.move') is not null`).Scan(&there); err != nil || !there {
+		return nil, err
+	}
+	m := &Move{Name: name}
+	err := q.QueryRow(ctx, `select state, coalesce(error, ''), spec, detail, changed_at from pgreshard.move where name = $1`, name).
+		Scan(&m.State, &m.Error, &m.Spec, &m.Detail, &m.ChangedAt)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read move %s: %w", name, err)
+	}
+	return m, nil
+}
+
+// Book writes a move's bookkeeping on its home under one epoch; every write fails once another worker has raised it.
+type Book struct {
+	Move  string
+	Epoch int64
+}
+
+// Start records a new move before anything is made for it.
+func (b Book) Start(ctx context.Context, conn *pgx.Conn, state string, spec json.RawMessage) error {
+	return b.write(ctx, conn, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `insert into pgreshard.move (name, state, spec) values ($1, $2, $3) on conflict (name) do nothing`, b.Move, state, spec)
+		return err
+	})
+}
+
+// SetState moves the move on and forgets the error that had stopped it.
+func (b Book) SetState(ctx context.Context, conn *pgx.Conn, state string) error {
+	return b.write(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `update pgreshard.move set state = $2, error = null, changed_at = now() where name = $1`, b.Move, state); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `insert into pgreshard.journal (move, step, phase) values ($1, $2, 'state')`, b.Move, state)
+		return err
+	})
+}
+
+// SetError records what stopped the move; the state stays.
+func (b Book) SetError(ctx context.Context, conn *pgx.Conn, text string) error {
+	return b.write(ctx, conn, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `update pgreshard.move set error = $2 where name = $1`, b.Move, text)
+		return err
+	})
+}
+
+// SetDetail remembers one thing, as JSON, for a later start.
+func (b Book) SetDetail(ctx context.Context, conn *pgx.Conn, key string, value any) error {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return b.write(ctx, conn, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `update pgreshard.move set detail = detail || jsonb_build_object($2::text, $3::jsonb) where name = $1`, b.Move, key, text)
+		return err
+	})
+}
+
+// Journal writes that a step begins ("before") or is done ("after"), with a note that is JSON.
+func (b Book) Journal(ctx context.Context, conn *pgx.Conn, step, phase string, note any) error {
+	text, err := json.Marshal(note)
+	if err != nil {
+		return err
+	}
+	return b.write(ctx, conn, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `insert into pgreshard.journal (move, step, phase, note) values ($1, $2, $3, $4)`, b.Move, step, phase, text)
+		return err
+	})
+}
+
+func (b Book) write(ctx context.Context, conn *pgx.Conn, fn func(pgx.Tx) error) error {
+	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `select pgreshard.check_epoch($1)`, b.Epoch); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+	if err != nil {
+		return fmt.Errorf("write the bookkeeping of move %s: %w", b.Move, Refused(err))
+	}
+	return nil
+}
+
+// Entry is a line of the journal.
+type Entry struct {
+	At    time.Time
+	Step  string
+	Phase string
+	Note  json.RawMessage
+}
+
+// ReadJournal lists the last entries of a move, oldest first.
+func ReadJournal(ctx context.Context, q pg.Querier, move string, limit int) ([]Entry, error) {
+	rows, err := q.Query(ctx, `select at, step, phase, note from (
+		select * from pgreshard.journal where move = $1 order by id desc limit $2) j order by id`, move, limit)
+	if err != nil {
+		return nil, fmt.Errorf("read the journal of move %s: %w", move, err)
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Entry])
+}

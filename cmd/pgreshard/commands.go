@@ -1,0 +1,149 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *app) planCommand() *cobra.Command {
+	var asJSON bool
+	var file string
+	c := &cobra.Command{
+		Use:   "plan",
+		Short: "Say what a move would do and what stands in its way; changes nothing",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.with(c.Context(), func(e engine, cfg *Config) error {
+				if err := cfg.unbuilt(); err != nil {
+					return err
+				}
+				p, err := e.Plan(c.Context())
+				if err != nil {
+					return err
+				}
+				if err := writeReport(file, p); err != nil {
+					return err
+				}
+				return checked(a.print(asJSON, p), p, "problems block the move")
+			})
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	c.Flags().StringVar(&file, "report", "", "write the plan to `file` as well")
+	laterFlags(c, "placements", "shards", "lookups")
+	return c
+}
+
+// checked turns a result that is not well into exit 3, after it was printed.
+func checked(err error, r report, what string) error {
+	if err == nil && !r.OK() {
+		return &exitError{code: exitCheck, err: errors.New(what)}
+	}
+	return err
+}
+
+// writeReport puts a result into a file, where one is named.
+func writeReport(file string, r report) (err error) {
+	if file == "" {
+		return nil
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return usage("name a file that can be written", "write the report: %w", err)
+	}
+	return errors.Join(r.WriteText(f), f.Close())
+}
+
+func (a *app) verifyCommand() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "verify",
+		Short: "Compare source and destination",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.with(c.Context(), func(e engine, _ *Config) error {
+				r, err := e.Verify(c.Context())
+				if err != nil {
+					return err
+				}
+				return checked(a.print(asJSON, r), r, "source and destination differ")
+			})
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON, one object per table")
+	laterFlags(c, "repair")
+	return c
+}
+
+func (a *app) routeCommand() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "route [TABLE] KEY",
+		Short: "Say which shard a key belongs to",
+		Long: "Say which shard a key belongs to under the layout that serves, and what a lookup translates it into.\n" +
+			"Without a table, where all rules agree.",
+		Example: "  pgreshard route orders 42",
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: func(c *cobra.Command, args []string) error {
+			table, key := "", args[len(args)-1]
+			if len(args) == 2 {
+				table = args[0]
+			}
+			return a.with(c.Context(), func(e engine, _ *Config) error {
+				r, err := e.Route(c.Context(), table, key)
+				if err != nil {
+					return err
+				}
+				return a.print(asJSON, r)
+			})
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+func (a *app) layoutCommand() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "layout",
+		Short: "Print the layout that serves, and its version",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.with(c.Context(), func(e engine, _ *Config) error {
+				r, err := e.Layout(c.Context())
+				if err != nil {
+					return err
+				}
+				return a.print(asJSON, r)
+			})
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	laterFlags(c, "format")
+	return c
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of this program",
+		Args:  cobra.NoArgs,
+		RunE:  func(*cobra.Command, []string) error { return writeVersion(a.stdout) },
+	}
+}
+
+// writeVersion prints what the Go toolchain noted of the commit it built.
+func writeVersion(w io.Writer) error {
+	version := "unknown"
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		version = info.Main.Version
+	}
+	_, err := fmt.Fprintf(w, "pgreshard %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
+}

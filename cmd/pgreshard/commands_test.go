@@ -1,0 +1,265 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pgreshard/move"
+)
+
+// fakeEngine answers as it is told.
+type fakeEngine struct {
+	status  move.Status
+	ok      bool
+	migrate func(context.Context, func(context.Context) (bool, error)) error
+}
+
+type fakeReport struct {
+	Name string `json:"name"`
+	ok   bool
+}
+
+func (r fakeReport) WriteText(w io.Writer) error {
+	_, err := fmt.Fprintln(w, "the "+r.Name)
+	return err
+}
+func (r fakeReport) OK() bool { return r.ok }
+
+func (e *fakeEngine) Plan(context.Context) (report, error) { return fakeReport{"plan", e.ok}, nil }
+func (e *fakeEngine) Verify(context.Context) (report, error) {
+	return fakeReport{"comparison", e.ok}, nil
+}
+func (e *fakeEngine) Layout(context.Context) (report, error) { return fakeReport{"layout", true}, nil }
+func (e *fakeEngine) Route(_ context.Context, table, key string) (report, error) {
+	return fakeReport{"route of " + table + "/" + key, true}, nil
+}
+func (e *fakeEngine) Status(context.Context) (move.Status, error) { return e.status, nil }
+func (e *fakeEngine) Snapshot() move.Status                       { return e.status }
+func (e *fakeEngine) Close()                                      {}
+func (e *fakeEngine) Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error {
+	if e.migrate == nil {
+		return nil
+	}
+	return e.migrate(ctx, ready)
+}
+
+// freePort is an address nobody listens on.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// call runs the program on the small configuration with an engine.
+func call(t *testing.T, e engine, listen string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "pgreshard.toml")
+	if err := os.WriteFile(file, []byte(small+"[cutover]\nreverse = false\n[http]\nlisten = \""+listen+"\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out, trouble bytes.Buffer
+	a := &app{stdin: strings.NewReader(""), stdout: &out, stderr: &trouble}
+	a.open = func(context.Context, *Config, *slog.Logger) (engine, error) { return e, nil }
+	code = a.run(t.Context(), append([]string{"-c", file}, args...))
+	return code, out.String(), trouble.String()
+}
+
+func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		args           []string
+		bad            bool // what the engine reports is not well
+		code           int
+		stdout, stderr string
+	}{
+		"plan prints the plan":                     {args: []string{"plan"}, stdout: "the plan\n"},
+		"plan as JSON":                             {args: []string{"plan", "--json"}, stdout: `{"name":"plan"}` + "\n"},
+		"plan ends with 3 where a problem blocks":  {args: []string{"plan"}, bad: true, code: 3, stdout: "the plan\n", stderr: "block the move (hint: "},
+		"verify ends with 3 on a difference":       {args: []string{"verify"}, bad: true, code: 3, stdout: "the comparison\n", stderr: "differ (hint: "},
+		"route takes a table and a key":            {args: []string{"route", "orders", "42"}, stdout: "the route of orders/42\n"},
+		"route takes a key alone":                  {args: []string{"route", "42"}, stdout: "the route of /42\n"},
+		"route takes a negative key":               {args: []string{"route", "orders", "--", "-42"}, stdout: "the route of orders/-42\n"},
+		"route needs a key":                        {args: []string{"route"}, code: 2, stderr: "hint: "},
+		"layout prints the layout":                 {args: []string{"layout"}, stdout: "the layout\n"},
+		"version needs no configuration":           {args: []string{"-c", "/no/such", "version"}, stdout: "pgreshard "},
+		"a missing configuration is 2":             {args: []string{"-c", "/no/such", "plan"}, code: 2, stderr: "no such file"},
+		"an unknown command is 2":                  {args: []string{"frobnicate"}, code: 2, stderr: "unknown command"},
+		"an unknown flag is 2":                     {args: []string{"plan", "--frob"}, code: 2, stderr: "unknown flag"},
+		"an unknown log format is 2":               {args: []string{"plan", "--log-format", "xml"}, code: 2, stderr: `"xml" is not a format`},
+		"a command that is not built says so":      {args: []string{"cutover", "--dry-run"}, code: 2, stderr: "pgreshard cutover is not built yet (hint: "},
+		"a flag that is not built says so":         {args: []string{"plan", "--shards", "8..16"}, code: 2, stderr: "plan --shards is not built yet"},
+		"a repair is not built":                    {args: []string{"verify", "--repair"}, code: 2, stderr: "verify --repair is not built yet"},
+		"an error as JSON carries hint and code":   {args: []string{"--log-format", "json", "plan"}, bad: true, code: 3, stderr: `"exit":3`},
+		"the help names no command there is not":   {args: []string{"--help"}, stdout: "migrate"},
+		"migrate ends with 0 when the worker does": {args: []string{"migrate", "--yes"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			code, stdout, stderr := call(t, &fakeEngine{ok: !test.bad}, freePort(t), test.args...)
+			if code != test.code || !strings.Contains(stdout, test.stdout) || !strings.Contains(stderr, test.stderr) {
+				t.Errorf("got %d\n%s%s", code, stdout, stderr)
+			}
+			if strings.Contains(stdout, "cutover  ") || strings.Contains(stdout, "rollback  ") {
+				t.Errorf("help lists what is not built:\n%s", stdout)
+			}
+		})
+	}
+}
+
+func TestASettingThatIsNotBuiltIsRefused(t *testing.T) {
+	t.Parallel()
+	c, err := loadConfig("testdata/full.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = c.unbuilt()
+	for _, part := range []string{"cutover.reverse: ", "hooks: "} {
+		if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), part) {
+			t.Errorf("no %s in %v", part, err)
+		}
+	}
+}
+
+func TestAReportGoesToAFileAsWell(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "plan.txt")
+	code, stdout, _ := call(t, &fakeEngine{ok: false}, freePort(t), "plan", "--report", file)
+	text, err := os.ReadFile(file)
+	if err != nil || code != exitCheck || string(text) != stdout || stdout != "the plan\n" {
+		t.Errorf("code %d, %q, %q, %v", code, text, stdout, err)
+	}
+}
+
+func TestTheWorkersErrorBecomesTheExitCode(t *testing.T) {
+	t.Parallel()
+	e := &fakeEngine{migrate: func(context.Context, func(context.Context) (bool, error)) error {
+		return fmt.Errorf("cut over: %w", undone{})
+	}}
+	code, _, stderr := call(t, e, freePort(t), "migrate")
+	if code != exitUndone || !strings.Contains(stderr, "the cutover was undone (hint: ") {
+		t.Errorf("got %d, %s", code, stderr)
+	}
+}
+
+func TestWithoutATerminalNobodyIsAsked(t *testing.T) {
+	t.Parallel()
+	for want, args := range map[bool][]string{true: {"migrate"}, false: {"migrate", "--hold"}} {
+		e := &fakeEngine{migrate: func(ctx context.Context, ready func(context.Context) (bool, error)) error {
+			if got, err := ready(ctx); err != nil || got != want {
+				return fmt.Errorf("ready: %v, %w", got, err)
+			}
+			return nil
+		}}
+		if code, _, stderr := call(t, e, freePort(t), args...); code != 0 {
+			t.Error(stderr)
+		}
+	}
+}
+
+func TestOnlyAYesIsAYes(t *testing.T) {
+	t.Parallel()
+	for answer, want := range map[string]bool{"y\n": true, "YES\n": true, "n\n": false, "\n": false, "": false} {
+		a := &app{stdin: strings.NewReader(answer), stderr: io.Discard}
+		if got, err := a.ready(t.Context(), window{}, false, true); err != nil || got != want {
+			t.Errorf("%q: %v, %v", answer, got, err)
+		}
+	}
+}
+
+func TestStatusAsksTheRunningWorkerFirst(t *testing.T) {
+	t.Parallel()
+	listen := freePort(t)
+	worker := &fakeEngine{status: move.Status{Move: "m", State: "copying"}}
+	bookkeeping := &fakeEngine{status: move.Status{Move: "m", State: "created"}}
+	worker.migrate = func(ctx context.Context, _ func(context.Context) (bool, error)) error {
+		if err := waitFor(ctx, "http://"+listen+"/healthz"); err != nil {
+			return err
+		}
+		code, stdout, stderr := call(t, bookkeeping, listen, "status", "--json")
+		var s move.Status
+		if err := json.Unmarshal([]byte(stdout), &s); err != nil || code != 0 {
+			return fmt.Errorf("status: %d, %w, %s", code, err, stderr)
+		}
+		if s.State != "copying" {
+			return fmt.Errorf("the worker was not asked: %s", stdout)
+		}
+		return nil
+	}
+	if code, _, stderr := call(t, worker, listen, "migrate"); code != 0 {
+		t.Error(stderr)
+	}
+	code, stdout, _ := call(t, bookkeeping, listen, "status")
+	if code != 0 || !strings.Contains(stdout, "state:  created") {
+		t.Errorf("without a worker: %d, %s", code, stdout)
+	}
+}
+
+func TestAnAddressInUseDoesNotStopTheMove(t *testing.T) {
+	t.Parallel()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listen := l.Addr().String()
+	e := &fakeEngine{migrate: func(ctx context.Context, _ func(context.Context) (bool, error)) error {
+		_ = l.Close() // the worker that had it has gone
+		return waitFor(ctx, "http://"+listen+"/healthz")
+	}}
+	if code, _, stderr := call(t, e, listen, "migrate"); code != 0 {
+		t.Error(stderr)
+	}
+}
+
+// waitFor asks a URL until it answers.
+func waitFor(ctx context.Context, url string) error {
+	for {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err == nil {
+			return response.Body.Close()
+		}
+		if ctx.Err() != nil {
+			return errors.Join(ctx.Err(), err)
+		}
+	}
+}
+
+func TestASecondWorkerUsesTheTokenOfTheFirst(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	t.Setenv(stateVariable, dir)
+	t.Setenv(tokenVariable, "")
+	first, err := makeToken("m")
+	if err != nil || len(first) < 20 {
+		t.Fatalf("token %q, %v", first, err)
+	}
+	second, err := makeToken("m")
+	if err != nil || second != first {
+		t.Errorf("second %q, %v", second, err)
+	}
+	info, err := os.Stat(filepath.Join(dir, tokenFile))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	t.Setenv(tokenVariable, "mine")
+	if token, err := makeToken("m"); err != nil || token != "mine" {
+		t.Errorf("token %q, %v", token, err)
+	}
+}

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"pgreshard/move"
+	"pgreshard/pgtest"
+)
+
+const demoShards = 4
+
+func (a *app) demoCommand() *cobra.Command {
+	var scene string
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "Run a whole move on throw-away servers while an application writes",
+		Long: "Start one PostgreSQL server and four more, fill the first, let eight writers work on it, move it to the four while\n" +
+			"they write, let them go on there, and end with what was measured. Needs PostgreSQL's server binaries, nothing else.",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if scene != "move" {
+				return notBuilt("pgreshard demo --scene " + scene)
+			}
+			return a.demo(c.Context())
+		},
+	}
+	c.Flags().StringVar(&scene, "scene", "move", "what to show: move")
+	laterFlags(c, "wire", "delay")
+	return c
+}
+
+// demo is the scene "move".
+func (a *app) demo(ctx context.Context) error {
+	d := &demo{out: a.stdout}
+	defer d.close()
+
+	// Servers, tables and rows.
+	d.say("starting %d servers", 1+demoShards)
+	if err := d.start(ctx); err != nil {
+		return err
+	}
+	d.say("filling the source")
+	if err := d.fill(ctx); err != nil {
+		return err
+	}
+
+	// Writers write from here to the end.
+	stop := d.write(ctx)
+	defer stop()
+	if err := d.writers.Committed(ctx, demoCommits); err != nil {
+		return fmt.Errorf("the writers do not write: %w", err)
+	}
+
+	// The move, by the command itself.
+	d.say("pgreshard -c %s migrate --yes", d.config)
+	if err := d.migrate(ctx, a); err != nil {
+		return err
+	}
+	d.say("the writers go on against the new shards")
+	if err := d.writers.Committed(ctx, demoCommits); err != nil {
+		return fmt.Errorf("the writers do not write to the new shards: %w", err)
+	}
+	if err := stop(); err != nil {
+		return fmt.Errorf("the writers: %w", err)
+	}
+	return d.measure(ctx)
+}
+
+// demoCommits is how many commits the writers make before the move, and after it.
+const demoCommits = 1000
+
+// demo is one run: its servers, writers and what the worker said last.
+type demo struct {
+	out      io.Writer
+	dir      string
+	config   string // path
+	listen   string
+	clusters []*pgtest.Cluster
+	source   *pgtest.DB
+	shards   []*pgtest.DB
+	writers  *pgtest.Workload
+	follow   *follower
+	began    time.Time
+	took     time.Duration
+	last     move.Status
+}
+
+func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, "demo: "+format+"\n", args...) }
+
+// close ends the servers and takes away what they left.
+func (d *demo) close() {
+	for _, c := range d.clusters {
+		c.Close()
+	}
+	if d.dir != "" {
+		_ = os.RemoveAll(d.dir) // a temporary directory
+	}
+}
+
+// start makes the servers beside each other, and the configuration that names them.
+func (d *demo) start(ctx context.Context) (err error) {
+	if d.dir, err = os.MkdirTemp("", "pgreshard-demo-"); err != nil {
+		return fmt.Errorf("make a directory: %w", err)
+	}
+	if err := os.Setenv(stateVariable, filepath.Join(d.dir, "state")); err != nil {
+		return fmt.Errorf("set %s: %w", stateVariable, err)
+	}
+	d.clusters = make([]*pgtest.Cluster, 0, 1+demoShards)
+	made := make([]*pgtest.Cluster, 1+demoShards)
+	databases := make([]*pgtest.DB, len(made))
+	g, starting := errgroup.WithContext(ctx)
+	for i := range made {
+		g.Go(func() (err error) {
+			if made[i], err = pgtest.New(starting, pgtest.Options{}); err != nil {
+				return err
+			}
+			databases[i], err = made[i].NewDatabase(starting, demoDatabase(i))
+			return err
+		})
+	}
+	err = g.Wait()
+	for _, c := range made {
+		if c != nil {
+			d.clusters = append(d.clusters, c)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("start the servers: %w", err)
+	}
+	d.source, d.shards = databases[0], databases[1:]
+	return d.writeConfig(ctx)
+}
+
+// demoDatabase names the source's database app and the shards' app_0 to app_3.
+func demoDatabase(i int) string {
+	if i == 0 {
+		return "app"
+	}
+	return fmt.Sprintf("app_%d", i-1)
+}
+
+// demoRows are rows per tenant before the writers begin.
+var demoRows = pgtest.FillSizes{Users: 100, Orders: 100, Items: 4, Documents: 10, Events: 200, Countries: 100}
+
+const demoTenants = 120
+
+func (d *demo) fill(ctx context.Context) error {
+	conn, err := d.source.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, pgtest.WorkloadSchema); err != nil {
+		return fmt.Errorf("make the tables: %w", err)
+	}
+	if d.follow, err = newFollower(ctx, d, conn); err != nil {
+		return err
+	}
+	d.writers = pgtest.NewWorkload(pgtest.WorkloadOptions{
+		Target: d.follow.target, All: d.follow.all, Omni: []string{"tenants"},
+		Writers: 8, Rate: 400, Seed: 1, Tenants: demoTenants, Lookups: true, KeyChanges: true, NewTenants: true,
+	})
+	return d.writers.Fill(ctx, demoRows)
+}
+
+// write lets the writers work until the returned func is called, which tells how they ended.
+func (d *demo) write(ctx context.Context) (stop func() error) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- d.writers.Run(ctx) }()
+	var result error
+	return func() error {
+		if cancel != nil {
+			cancel()
+			cancel = nil
+			result = <-ended
+		}
+		return result
+	}
+}
+
+// migrate runs the command, and tells the writers as an application is told: by /layout.
+func (d *demo) migrate(ctx context.Context, a *app) error {
+	open := func(ctx context.Context, c *Config, log *slog.Logger) (engine, error) {
+		e, err := a.open(ctx, c, log)
+		return demoEngine{e, d}, err
+	}
+	told, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() { defer close(done); d.follow.listen(told, d.listen) }()
+	defer func() { cancel(); <-done }()
+
+	d.began = time.Now()
+	one := &app{stdin: a.stdin, stdout: a.stdout, stderr: a.stderr, open: open}
+	if code := one.run(ctx, []string{"-c", d.config, "--log-format", a.logFormat, "migrate", "--yes"}); code != exitDone {
+		return &exitError{code: code, hint: "the lines above say why", err: fmt.Errorf("migrate ended with %d", code)}
+	}
+	d.took = time.Since(d.began)
+	d.follow.switched()
+	return nil
+}
+
+// demoEngine is the engine, with the writers' gaps measured from just before the freeze.
+type demoEngine struct {
+	engine
+	demo *demo
+}
+
+func (e demoEngine) Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error {
+	err := e.engine.Migrate(ctx, func(ctx context.Context) (bool, error) {
+		ok, err := ready(ctx)
+		e.demo.writers.ResetGaps()
+		return ok, err
+	})
+	e.demo.last = e.Snapshot()
+	return err
+}
+
+// connect opens a session on each of several databases; close ends them.
+func connect(ctx context.Context, databases ...*pgtest.DB) (conns []*pgx.Conn, closeAll func(), err error) {
+	closeAll = func() {
+		for _, c := range conns {
+			_ = c.Close(context.WithoutCancel(ctx)) // reading only
+		}
+	}
+	for _, db := range databases {
+		c, err := db.Connect(ctx)
+		if err != nil {
+			closeAll()
+			return nil, func() {}, err
+		}
+		conns = append(conns, c)
+	}
+	return conns, closeAll, nil
+}

@@ -1,0 +1,30 @@
+package main
+
+import (
+	"context"
+	"io"
+
+	"pgreshard/move"
+)
+
+// engine is what the commands ask of a move. Package move has it; tests have one of their own.
+type engine interface {
+	Plan(context.Context) (report, error)
+	// Migrate runs the move to its end. Before the freeze it asks ready, where there is one, which may wait; a no
+	// leaves the destination following the source.
+	Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error
+	Verify(context.Context) (report, error)
+	Route(ctx context.Context, table, key string) (report, error)
+	Layout(context.Context) (report, error)
+
+	// Status reads the bookkeeping tables; Snapshot is what the worker in this process knows, and asks nobody.
+	Status(context.Context) (move.Status, error)
+	Snapshot() move.Status
+	Close()
+}
+
+// report is a command's result. As JSON it is itself.
+type report interface {
+	WriteText(io.Writer) error
+	OK() bool // false: exit 3
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+// notBuilt is the answer to what the program is to do one day and does not do yet.
+func notBuilt(what string) error {
+	return &exitError{code: exitUsage, hint: "the README lists what is", err: fmt.Errorf("%s is not built yet", what)}
+}
+
+// laterCommands answer with notBuilt and stand in no help.
+func (a *app) laterCommands() []*cobra.Command {
+	var list []*cobra.Command
+	for _, name := range []string{"serve", "check", "cutover", "rollback", "complete", "cancel"} {
+		list = append(list, &cobra.Command{
+			Use: name, Hidden: true, DisableFlagParsing: true,
+			RunE: func(*cobra.Command, []string) error { return notBuilt("pgreshard " + name) },
+		})
+	}
+	return list
+}
+
+// laterFlags gives a command flags that stand in no help and answer with notBuilt.
+func laterFlags(c *cobra.Command, names ...string) {
+	for _, name := range names {
+		c.Flags().String(name, "", "")
+		c.Flags().Lookup(name).NoOptDefVal = "-"
+		_ = c.Flags().MarkHidden(name) // fails only for a flag that is not there
+	}
+	c.PreRunE = func(c *cobra.Command, _ []string) error {
+		for _, name := range names {
+			if c.Flags().Changed(name) {
+				return notBuilt("pgreshard " + c.Name() + " --" + name)
+			}
+		}
+		return nil
+	}
+	// A value may stand apart from its flag (--shards 8..16): then it looks like an argument.
+	args := c.Args
+	c.Args = func(c *cobra.Command, given []string) error {
+		for _, name := range names {
+			if c.Flags().Changed(name) {
+				return nil
+			}
+		}
+		return args(c, given)
+	}
+}
+
+// unbuilt refuses settings that would be ignored in silence.
+func (c *Config) unbuilt() error {
+	var problems []problem
+	for _, s := range []struct {
+		set  bool
+		key  string
+		hint string
+	}{
+		{c.Cutover.Reverse, "cutover.reverse", "true is the default: write reverse = false; the move then cannot be rolled back after the switch"},
+		{c.CDC.Enabled, "cdc.enabled", "false"},
+		{c.NATS.URL != "" || c.NATS.Embedded, "nats", "take the section out"},
+		{c.Stream.OnDDL != "stop", "stream.on_ddl", "stop"},
+		{c.Stream.WALBudget != 0, "stream.wal_budget", "take it out, and watch the source's disk"},
+		{c.Stream.OnWALBudget != "stop", "stream.on_wal_budget", "take it out, and watch the source's disk"},
+		{c.Cutover.OnBlockers != "undo", "cutover.on_blockers", "undo"},
+		{c.Cutover.EndOldSessions, "cutover.end_old_sessions", "false"},
+		{len(c.Hooks.BeforeFreeze)+len(c.Hooks.AfterSwitch)+len(c.Hooks.AfterUndo) > 0, "hooks", "take the section out"},
+		{!c.General.ShowKeys, "general.show_keys", "true"},
+	} {
+		if s.set {
+			problems = append(problems, problem{key: s.key, what: "what it asks for is not built yet", hint: s.hint})
+		}
+	}
+	if len(problems) > 0 {
+		return &configError{file: "configuration", problems: problems}
+	}
+	return nil
+}

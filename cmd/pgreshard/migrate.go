@@ -1,0 +1,175 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"pgreshard/move"
+	"pgreshard/status"
+)
+
+func (a *app) migrateCommand() *cobra.Command {
+	var hold, yes bool
+	c := &cobra.Command{
+		Use:   "migrate",
+		Short: "Move the database: copy, follow, verify, cut over",
+		Long: "Move the database: schema, copy, indexes, catch up, verify, cut over. Writers go on all along; they are refused\n" +
+			"for the freeze at the end. Stopped or killed, the same command goes on where it was.\n" +
+			"On a terminal it asks before the freeze.",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ask := !yes && terminal(a.stdin) && terminal(a.stdout)
+			return a.migrate(c.Context(), hold, ask)
+		},
+	}
+	c.Flags().BoolVar(&hold, "hold", false, "do not cut over: follow the source until stopped")
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask before the freeze")
+	return c
+}
+
+// migrate runs the worker, its HTTP server and its progress, until the worker ends.
+func (a *app) migrate(ctx context.Context, hold, ask bool) error {
+	if terminal(a.stdout) {
+		a.screen = &screen{out: a.stdout}
+		if terminal(a.stderr) {
+			a.stderr = a.screen // log lines go above the bars
+		}
+	}
+	return a.with(ctx, func(e engine, c *Config) error {
+		if err := c.unbuilt(); err != nil {
+			return err
+		}
+		// The worker's engine is the worker's alone; questions over HTTP have their own sessions.
+		asked, err := a.open(ctx, c, a.log)
+		if err != nil {
+			return err
+		}
+		defer asked.Close()
+		server, err := newServer(e.Snapshot, asked, c)
+		if err != nil {
+			return err
+		}
+		beside, stop := context.WithCancel(ctx)
+		var sides sync.WaitGroup
+		sides.Go(func() { serveHTTP(beside, server, c.HTTP.Listen, a.log) })
+		sides.Go(func() { a.follow(beside, e) })
+		err = e.Migrate(ctx, func(ctx context.Context) (bool, error) { return a.ready(ctx, c.Cutover.Hours, hold, ask) })
+		stop()
+		sides.Wait()
+		return err
+	})
+}
+
+// follow shows progress in the way the output allows.
+func (a *app) follow(ctx context.Context, e engine) {
+	switch {
+	case a.screen != nil:
+		followOn(ctx, a.screen, e.Snapshot)
+	case a.logFormat == "text":
+		follow(ctx, a.stdout, e.Snapshot)
+	}
+}
+
+// newServer wires what is served to what answers, and asks for the token where others can reach it. One question is
+// answered at a time.
+func newServer(snapshot func() move.Status, asked engine, c *Config) (*status.Server, error) {
+	var one sync.Mutex
+	s := status.Config{
+		Snapshot: snapshot,
+		Layout: func(ctx context.Context) (any, error) {
+			one.Lock()
+			defer one.Unlock()
+			return asked.Layout(ctx)
+		},
+		Route: func(ctx context.Context, table, key string) (any, error) {
+			one.Lock()
+			defer one.Unlock()
+			return asked.Route(ctx, table, key)
+		},
+		Cert: c.HTTP.TLSCert,
+		Key:  c.HTTP.TLSKey,
+	}
+	if host, _, _ := net.SplitHostPort(c.HTTP.Listen); !loopback(host) {
+		token, err := makeToken(c.Move.Name)
+		if err != nil {
+			return nil, err
+		}
+		s.Token, s.MetricsToken = token, metricsToken()
+	}
+	return status.New(s), nil
+}
+
+const listenAgain = time.Second
+
+// serveHTTP serves until ctx ends. The move does not depend on it: an address in use, as by a worker this one waits
+// for, is tried again and again.
+func serveHTTP(ctx context.Context, s *status.Server, address string, log *slog.Logger) {
+	told := false
+	for ctx.Err() == nil {
+		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+		if err == nil {
+			log.Info("status page", "address", listener.Addr().String())
+			err = s.Serve(ctx, listener)
+		}
+		if err != nil && ctx.Err() == nil && !told {
+			told = true
+			log.Warn("no status page for now, the move goes on", "address", address, "in_use", errors.Is(err, syscall.EADDRINUSE), "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(listenAgain):
+		}
+	}
+}
+
+const windowAgain = time.Second
+
+// ready is asked before the freeze: it waits for the window, then for the person's word where one is to be asked.
+func (a *app) ready(ctx context.Context, hours window, hold, ask bool) (bool, error) {
+	if hold {
+		a.log.Info("held before the cutover: stop this command and run it without --hold to cut over")
+		return false, nil
+	}
+	if !hours.open(time.Now()) {
+		a.log.Info("waiting for the cutover window")
+	}
+	for !hours.open(time.Now()) {
+		select {
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		case <-time.After(windowAgain):
+		}
+	}
+	if !ask {
+		return true, nil
+	}
+	return a.confirm(ctx)
+}
+
+// confirm asks the person at the terminal before the freeze. A read from a terminal cannot be interrupted, so its
+// goroutine is left behind when the context ends; the process ends right after.
+func (a *app) confirm(ctx context.Context) (bool, error) {
+	fmt.Fprintln(a.stderr, "Ready to cut over. Writes will be refused for a moment. Cut over now? [y/N]")
+	answers := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(a.stdin).ReadString('\n') // an end of input is a no
+		answers <- line
+	}()
+	select {
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	case line := <-answers:
+		answer := strings.ToLower(strings.TrimSpace(line))
+		return answer == "y" || answer == "yes", nil
+	}
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"pgreshard/move"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+func TestStatusEndsWithWhetherItIsSafe(t *testing.T) {
+	t.Parallel()
+	lagging := move.Status{
+		Move: "m", State: "streaming", Layout: move.StatusLayout{Serving: 1, Next: 2}, Error: ptr("table t: no mapping"),
+		SafeToCutOver: move.SafeToCutOver{Because: []string{"source 0 is 14 MB behind", "nothing was verified"}},
+		Streams:       []move.StreamStatus{{LagBytes: ptr(int64(14 << 20)), LagSeconds: ptr(3.21), RowsPerSecond: 41000, ETASeconds: ptr(6.0)}, {Source: 1}},
+	}
+	for name, test := range map[string]struct {
+		status move.Status
+		want   []string
+	}{
+		"not safe": {lagging, []string{
+			"layout 1 serves\n", "error:  table t: no mapping\n", "source 0 14.0 MB behind (3.2 s), 41000 rows/s, about 6.0 s to catch up\n",
+			"source 1 lag not measured yet\n", "safe to cut over: no, because source 0 is 14 MB behind; nothing was verified\n",
+		}},
+		"safe": {move.Status{SafeToCutOver: move.SafeToCutOver{OK: true}}, []string{"safe to cut over: yes\n"}},
+		"switched, with the freeze": {
+			move.Status{State: "switched", Layout: move.StatusLayout{Serving: 2, Next: 2}, Cutover: move.CutoverStatus{FreezeSeconds: ptr(0.0421)}},
+			[]string{"state:  switched: layout 2 serves\n", "freeze: writes were refused for 0.042 s\n"},
+		},
+		"copying": {
+			move.Status{State: "copying", Copy: []move.CopyStatus{
+				{Rows: 10, Bytes: 1 << 20, BytesTotal: 2 << 20, State: "copying", ETASeconds: ptr(75.0)}, {State: "done"},
+			}},
+			[]string{"copy:   50 %, 1.0 MB of 2.0 MB, 10 rows, 1 of 2 tables, about 1m15s left\n"},
+		},
+	} {
+		var b bytes.Buffer
+		if err := writeStatus(&b, test.status); err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range test.want {
+			if !strings.Contains(b.String(), part) {
+				t.Errorf("%s: no %q in\n%s", name, part, b.String())
+			}
+		}
+		lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+		if last := lines[len(lines)-1]; !strings.HasPrefix(last, "safe to cut over: ") {
+			t.Errorf("%s: ends with %q", name, last)
+		}
+	}
+}
+
+func TestBarsAreRedrawnInPlaceAndNeverWrap(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	s := &screen{out: &b}
+	long := move.CopyStatus{Table: "public." + strings.Repeat("x", 200), State: "copying", Bytes: 1, BytesTotal: 2}
+	s.draw(progressLines(move.Status{State: "copying", Copy: []move.CopyStatus{long}}))
+	if _, err := s.Write([]byte("a log line\n")); err != nil {
+		t.Fatal(err)
+	}
+	s.draw([]string{"done"})
+
+	parts := strings.Split(b.String(), "\x1b[3A\r\x1b[J")
+	if len(parts) != 3 || !strings.HasPrefix(parts[1], "a log line\ncopying: ") || parts[2] != "done\n" {
+		t.Errorf("got %q", b.String())
+	}
+	for line := range strings.Lines(parts[0]) {
+		if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > lineWidth {
+			t.Errorf("%d characters: %q", n, line)
+		}
+	}
+}
+
+func TestProgressFitsOneLine(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		status move.Status
+		want   string
+	}{
+		{move.Status{State: "schema"}, "schema"},
+		{move.Status{State: "copying", Copy: []move.CopyStatus{{Bytes: 5 << 30, BytesTotal: 10 << 30}}}, "copying: 50 %, 5.0 GB of 10.0 GB, 0 rows, 0 of 1 tables"},
+		{move.Status{State: "streaming", Streams: []move.StreamStatus{{LagBytes: ptr(int64(0))}}}, "streaming: source 0 0 B behind, 0 rows/s"},
+		{move.Status{State: "cutting_over", Cutover: move.CutoverStatus{Step: "drain"}}, "cutting_over: drain"},
+	} {
+		if got := progressLine(test.status); got != test.want {
+			t.Errorf("got %q, want %q", got, test.want)
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"pgreshard/layout"
+	"pgreshard/move"
+	"pgreshard/verify"
+)
+
+// columns writes a table for a person; its rows are tab-separated.
+func columns(w io.Writer, rows func(io.Writer)) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	rows(t)
+	return t.Flush()
+}
+
+// planReport is a plan for a person, and as JSON the plan itself.
+type planReport struct{ *move.Plan }
+
+func (r planReport) OK() bool                     { return len(r.Problems) == 0 }
+func (r planReport) MarshalJSON() ([]byte, error) { return json.Marshal(r.Plan) }
+
+func (r planReport) WriteText(w io.Writer) error {
+	var b strings.Builder
+	nodes := func(t io.Writer) {
+		fmt.Fprintln(t, "node\taddress\tversion\tconnections")
+		for _, n := range r.Nodes {
+			fmt.Fprintf(t, "%s shard %d\t%s\t%s\t%d\n", n.Side, n.Shard, n.Node, n.Version, n.Sessions)
+		}
+	}
+	var rows, bytes int64
+	tables := func(t io.Writer) {
+		fmt.Fprintln(t, "\ntable\trows\tsize\trule")
+		for _, p := range r.Tables {
+			rows, bytes = rows+max(0, p.Rows), bytes+p.Bytes
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", p.Table, rowsWords(p.Rows), bytesWords(p.Bytes), p.Rule)
+		}
+	}
+	if err := columns(&b, nodes); err != nil {
+		return err
+	}
+	if err := columns(&b, tables); err != nil {
+		return err
+	}
+	fmt.Fprintf(&b, "\n%d tables, about %d rows, %s to copy\n", len(r.Tables), rows, bytesWords(bytes))
+	for _, note := range r.Notes {
+		fmt.Fprintf(&b, "note: %s\n", note)
+	}
+	for _, p := range r.Problems {
+		fmt.Fprintf(&b, "problem: %s\n", p)
+	}
+	if r.OK() {
+		fmt.Fprint(&b, steps)
+	} else {
+		fmt.Fprintf(&b, "%d problems block the move\n", len(r.Problems))
+	}
+	_, err := io.WriteString(w, redact(b.String()))
+	return err
+}
+
+// steps is what migrate does once nothing blocks it.
+const steps = `nothing blocks the move; pgreshard migrate will
+  1. make the tables on the destination, without secondary indexes
+  2. copy the rows, each to its shard, from one snapshot of each source
+  3. build indexes and constraints, while changes are kept
+  4. apply the changes until the destination follows closely
+  5. refuse writes on the source for a moment, apply the last changes, compare both sides, and switch
+`
+
+func rowsWords(n int64) string {
+	if n < 0 {
+		return "unknown"
+	}
+	return fmt.Sprint(n)
+}
+
+// routeReport is where a key belongs, for a person, and as JSON itself.
+type routeReport struct{ move.Route }
+
+func (routeReport) OK() bool                       { return true }
+func (r routeReport) MarshalJSON() ([]byte, error) { return json.Marshal(r.Route) }
+
+func (r routeReport) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "layout %d of %s\n", r.Version, r.Database)
+	if r.Translated != "" {
+		fmt.Fprintf(&b, "translated key: %s\n", r.Translated)
+	}
+	for i, s := range r.Shards {
+		fmt.Fprintf(&b, "shard %d at %s\n", s, r.Nodes[i])
+	}
+	if len(r.Shards) > 1 {
+		fmt.Fprintln(&b, "write to all of them, read from any")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// verifyReport is a comparison for a person, and as JSON the list of its tables.
+type verifyReport struct{ *verify.Report }
+
+func (r verifyReport) OK() bool                     { return r.Clean() }
+func (r verifyReport) MarshalJSON() ([]byte, error) { return json.Marshal(r.Tables) }
+
+func (r verifyReport) WriteText(w io.Writer) error {
+	err := columns(w, func(t io.Writer) {
+		fmt.Fprintln(t, "table\tstate\trows\tmissing\textra\tdifferent\tmisplaced\tdoubled")
+		for _, table := range r.Tables {
+			fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", table.Table, table.State, table.Rows, table.Missing, table.Extra,
+				table.Different, table.Misplaced, table.Doubled)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for _, table := range r.Tables {
+		for _, f := range table.Failures {
+			fmt.Fprintf(w, "%s: %s %d did not answer: %s\n", table.Table, f.Side, f.Number, f.Reason)
+		}
+		for _, f := range table.Keys {
+			fmt.Fprintf(w, "%s: %s\n", table.Table, findingWords(f))
+		}
+		if table.AtLeast {
+			fmt.Fprintf(w, "%s: there are more\n", table.Table)
+		}
+	}
+	return nil
+}
+
+func findingWords(f verify.Finding) string {
+	text := fmt.Sprintf("%s %s", f.What, f.Key)
+	if len(f.Columns) > 0 {
+		text += fmt.Sprintf(" in %v", f.Columns)
+	}
+	if f.Source != nil {
+		text += fmt.Sprintf(", source %d", *f.Source)
+	}
+	if f.Shard != nil {
+		text += fmt.Sprintf(", shard %d", *f.Shard)
+	}
+	if f.Want != nil {
+		text += fmt.Sprintf(", belongs on %d", *f.Want)
+	}
+	return text
+}
+
+// layoutReport is a layout for a person, and as JSON the record itself.
+type layoutReport struct{ layout.Record }
+
+func (layoutReport) OK() bool                       { return true }
+func (r layoutReport) MarshalJSON() ([]byte, error) { return json.Marshal(r.Record) }
+
+func (r layoutReport) WriteText(w io.Writer) error {
+	fmt.Fprintf(w, "layout %d of %s", r.Version, r.Database)
+	if r.ServingSince != nil {
+		fmt.Fprintf(w, ", serving since %s", r.ServingSince.UTC().Format(time.RFC3339))
+	}
+	fmt.Fprintln(w)
+	return columns(w, func(t io.Writer) {
+		for _, s := range r.Shards {
+			fmt.Fprintf(t, "shard %d\t%s\n", s.Shard, or(s.Node, "node not known"))
+		}
+		for _, rule := range r.Rules {
+			fmt.Fprintf(t, "%s\t%s\t%s\n", rule.Table, rule.Kind, rule.Placement)
+		}
+	})
+}

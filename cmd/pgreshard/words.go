@@ -1,0 +1,188 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"pgreshard/move"
+)
+
+// writeStatus says where a move stands in words a person can act on; its last line is whether to cut over.
+func writeStatus(w io.Writer, s move.Status) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "move:   %s, layout %d to layout %d; layout %d serves\n",
+		s.Move, min(s.Layout.Serving, s.Layout.Next), s.Layout.Next, s.Layout.Serving)
+	fmt.Fprintf(&b, "state:  %s: %s\n", s.State, stateWords(s))
+	if s.Error != nil {
+		fmt.Fprintf(&b, "error:  %s\n", redact(*s.Error))
+	}
+	if s.Worker != "" {
+		fmt.Fprintf(&b, "worker: %s\n", s.Worker)
+	}
+	for _, line := range statusLines(s) {
+		fmt.Fprintln(&b, line)
+	}
+	fmt.Fprintf(&b, "safe to cut over: %s\n", safeWords(s.SafeToCutOver))
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// stateWords says what a state means and what comes after it.
+func stateWords(s move.Status) string {
+	switch s.State {
+	case "created":
+		return "nothing is copied yet"
+	case "schema":
+		return "tables are being made on the destination"
+	case "copying":
+		return "rows are being copied; the source serves"
+	case "indexing":
+		return "rows are copied, indexes and constraints are being built"
+	case "streaming":
+		return "the destination follows the source"
+	case "cutting_over":
+		if s.Cutover.Step != "" {
+			return "writes are being moved over, step " + s.Cutover.Step
+		}
+		return "writes are being moved over"
+	case "switched":
+		return fmt.Sprintf("layout %d serves", s.Layout.Next)
+	case "rolling_back":
+		return "writes are being moved back"
+	case "rolled_back":
+		return "the source serves again"
+	case "completed":
+		return "the move is done and cleaned up"
+	case "cancelled":
+		return "the move was given up, the source is as it was"
+	default:
+		return "not known to this version"
+	}
+}
+
+func safeWords(s move.SafeToCutOver) string {
+	if s.OK {
+		return "yes"
+	}
+	return "no, because " + strings.Join(s.Because, "; ")
+}
+
+// statusLines has a line for each part of a move that has something to say.
+func statusLines(s move.Status) []string {
+	var lines []string
+	if c := sumCopy(s.Copy); c.tables > 0 {
+		lines = append(lines, "copy:   "+c.words())
+	}
+	for _, t := range s.Streams {
+		lines = append(lines, fmt.Sprintf("stream: source %d %s", t.Source, streamWords(t)))
+	}
+	for _, h := range s.Shards {
+		lines = append(lines, fmt.Sprintf("shard:  %d at %s, %d rows inserted, %d updated, %d deleted", h.Shard,
+			or(h.Node, "no known node"), h.Rows.Inserted, h.Rows.Updated, h.Rows.Deleted))
+	}
+	if s.Verify.State != "" && s.Verify.State != "none" {
+		lines = append(lines, "verify: "+verifyWords(s.Verify))
+	}
+	if s.Cutover.FreezeSeconds != nil {
+		lines = append(lines, fmt.Sprintf("freeze: writes were refused for %.3f s", *s.Cutover.FreezeSeconds))
+	}
+	return lines
+}
+
+// copyTotal is the copy of all tables of all sources.
+type copyTotal struct {
+	tables, done       int
+	rows, bytes, total int64
+	eta                *float64
+}
+
+func sumCopy(list []move.CopyStatus) copyTotal {
+	var t copyTotal
+	for _, c := range list {
+		t.tables++
+		t.rows += c.Rows
+		t.bytes += c.Bytes
+		t.total += c.BytesTotal
+		if c.State == "done" {
+			t.done++
+		}
+		if c.ETASeconds != nil && (t.eta == nil || *c.ETASeconds > *t.eta) {
+			t.eta = c.ETASeconds
+		}
+	}
+	return t
+}
+
+// share is how much is copied, 0 to 1.
+func (c copyTotal) share() float64 {
+	switch {
+	case c.done == c.tables:
+		return 1
+	case c.total <= 0:
+		return 0
+	}
+	return min(1, float64(c.bytes)/float64(c.total))
+}
+
+func (c copyTotal) words() string {
+	text := fmt.Sprintf("%.0f %%, %s of %s, %d rows, %d of %d tables", 100*c.share(), bytesWords(c.bytes), bytesWords(c.total),
+		c.rows, c.done, c.tables)
+	if c.eta != nil && c.done < c.tables {
+		text += ", about " + secondsWords(*c.eta) + " left"
+	}
+	return text
+}
+
+func streamWords(t move.StreamStatus) string {
+	if t.LagBytes == nil {
+		return "lag not measured yet"
+	}
+	text := bytesWords(*t.LagBytes) + " behind"
+	if t.LagSeconds != nil {
+		text += " (" + secondsWords(*t.LagSeconds) + ")"
+	}
+	text += fmt.Sprintf(", %.0f rows/s", t.RowsPerSecond)
+	if t.ETASeconds != nil && *t.ETASeconds >= 1 {
+		text += ", about " + secondsWords(*t.ETASeconds) + " to catch up"
+	}
+	return text
+}
+
+func verifyWords(v move.VerifyStatus) string {
+	switch {
+	case v.State == "different":
+		return fmt.Sprintf("%d differences (pgreshard verify shows them)", v.Differences)
+	case v.Finished != nil:
+		return fmt.Sprintf("%s, %d rows, %s", v.State, v.Rows, v.Finished.UTC().Format(time.RFC3339))
+	default:
+		return v.State
+	}
+}
+
+// bytesWords shortens a number of bytes, in units of 1024 as PostgreSQL's.
+func bytesWords(n int64) string {
+	value, units := float64(n), []string{"B", "kB", "MB", "GB", "TB"}
+	for len(units) > 1 && value >= 1024 {
+		value, units = value/1024, units[1:]
+	}
+	if units[0] == "B" || value >= 100 {
+		return fmt.Sprintf("%.0f %s", value, units[0])
+	}
+	return fmt.Sprintf("%.1f %s", value, units[0])
+}
+
+func secondsWords(s float64) string {
+	if s < 10 {
+		return fmt.Sprintf("%.1f s", s)
+	}
+	return time.Duration(s * float64(time.Second)).Round(time.Second).String()
+}
+
+func or(text, otherwise string) string {
+	if text == "" {
+		return otherwise
+	}
+	return text
+}

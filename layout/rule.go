@@ -1,0 +1,144 @@
+package layout
+
+import (
+	"crypto/sha1"
+	"encoding/binary"
+
+	"pgreshard/pg"
+)
+
+// Rule places the rows of one table.
+type Rule struct {
+	Table        pg.Name
+	ID           int      // dense index in Layout.Rules
+	Omni         bool     // every shard holds the whole table
+	Columns      []string // the key columns, in the order Place takes them; none where the whole table has one place
+	Lookup       string   // lookup_query, empty where the key is placed as it is
+	LookupResult string   // ResultValue or ResultShard, where Lookup is set
+	OnMissing    string   // MissingStop, MissingDefault or MissingIdentity, where Lookup is set
+
+	method  method
+	shards  uint64
+	whole   Shard     // the table's only shard, under methodWhole
+	types   []keyType // of what Place is given, column by column
+	source  keyType   // of the column a lookup translates, typeNone where its binary form cannot be read
+	slots   []Shard   // shard of each slot; nil: modulo the shards
+	mapping *mapping
+}
+
+// method is how a rule comes to a shard.
+type method uint8
+
+const (
+	methodWhole   method = iota // one shard for the whole table
+	methodOmni                  // every shard
+	methodHash                  // PostgreSQL's partition hash
+	methodSHA1                  // the last four bytes of SHA-1 over the key's text
+	methodMapping               // list, range, default
+	methodNumber                // the lookup answers with the shard's number
+)
+
+// Place names the shard of a row by its key: one Datum for each of Columns, or, where Lookup is set, the translated key
+// as text. Null, Text and Binary datums of one value name the same shard. It does not allocate for integers, text and
+// uuid. The error is always a *NoShardError.
+func (r *Rule) Place(key []pg.Datum) (Shard, error) {
+	if r.method == methodWhole {
+		return r.whole, nil
+	}
+	if r.method == methodOmni {
+		return 0, r.noShard(key, reasonOmni)
+	}
+	if len(key) != len(r.types) {
+		return 0, r.noShard(key, reasonColumns)
+	}
+	switch r.method {
+	case methodHash:
+		return r.placeByHash(key)
+	case methodSHA1:
+		return r.placeBySHA1(key)
+	case methodMapping:
+		return r.placeByMapping(key)
+	default:
+		return r.placeByNumber(key)
+	}
+}
+
+// Default is the shard of the rule's default mapping, which on_missing = "default" asks for.
+func (r *Rule) Default() (s Shard, ok bool) {
+	if r.mapping == nil || r.mapping.rest == nil {
+		return 0, false
+	}
+	return *r.mapping.rest, true
+}
+
+// BinaryKey says that the binary form of every key column will do: for Place, or, where Lookup is set, for KeyText.
+func (r *Rule) BinaryKey() bool {
+	if r.Lookup != "" {
+		return r.source.hasText()
+	}
+	return true
+}
+
+func (r *Rule) placeByHash(key []pg.Datum) (Shard, error) {
+	var scratch [scratchSize]byte
+	var row uint64
+	for i, d := range key {
+		if d.Kind == pg.Null {
+			continue
+		}
+		v, err := r.types[i].read(d, scratch[:0])
+		if err != nil {
+			return 0, r.unreadable(key, i, err)
+		}
+		row = combine(row, r.types[i].hash(v))
+	}
+	return r.spread(row), nil
+}
+
+func (r *Rule) placeBySHA1(key []pg.Datum) (Shard, error) {
+	if key[0].Kind == pg.Null {
+		return 0, r.noShard(key, reasonNullSHA1)
+	}
+	var scratch, text [scratchSize]byte
+	v, err := r.types[0].read(key[0], scratch[:0])
+	if err != nil {
+		return 0, r.unreadable(key, 0, err)
+	}
+	sum := sha1.Sum(r.types[0].appendText(text[:0], v))
+	return r.spread(uint64(binary.BigEndian.Uint32(sum[16:]))), nil
+}
+
+func (r *Rule) placeByMapping(key []pg.Datum) (Shard, error) {
+	if key[0].Kind == pg.Null { // in no list, in no range
+		if s, ok := r.Default(); ok {
+			return s, nil
+		}
+		return 0, r.noShard(key, reasonUnmapped)
+	}
+	var scratch [scratchSize]byte
+	v, err := r.types[0].read(key[0], scratch[:0])
+	if err != nil {
+		return 0, r.unreadable(key, 0, err)
+	}
+	if s, ok := r.mapping.find(v); ok {
+		return s, nil
+	}
+	return 0, r.noShard(key, reasonUnmapped)
+}
+
+func (r *Rule) placeByNumber(key []pg.Datum) (Shard, error) {
+	if key[0].Kind == pg.Text {
+		if s, err := ParseShard(key[0].Bytes, int(r.shards)); err == nil {
+			return s, nil
+		}
+	}
+	return 0, r.noShard(key, reasonNumber)
+}
+
+// spread brings a hash down to a shard.
+func (r *Rule) spread(hash uint64) Shard {
+	if r.slots != nil {
+		return r.slots[hash%uint64(len(r.slots))]
+	}
+	return Shard(hash % r.shards)
+}

@@ -1,0 +1,58 @@
+package move
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"pgreshard/layout"
+)
+
+// PlanError lists everything that keeps a move from starting. Nothing was changed. Exit code 3.
+type PlanError struct{ Problems layout.Problems }
+
+func (e *PlanError) Error() string {
+	var list []string
+	for _, p := range e.Problems {
+		list = append(list, p.String())
+	}
+	return fmt.Sprintf("%d problems block the move:\n%s", len(list), strings.Join(list, "\n"))
+}
+
+// DifferenceError means that the destination does not hold exactly what the source holds. Exit code 3; inside a
+// cutover it is the reason of an UndoneError.
+type DifferenceError struct {
+	Tables []string // the tables' names
+	Detail string   // one line a table
+}
+
+func (e *DifferenceError) Error() string {
+	return fmt.Sprintf("verification found differences in %s: %s; hint: `pgreshard verify` lists the rows", strings.Join(e.Tables, ", "), e.Detail)
+}
+
+// UndoneError means that a cutover was given up before the switch: the source serves writes again. Exit code 4.
+type UndoneError struct {
+	Step string
+	Err  error
+}
+
+func (e *UndoneError) Error() string {
+	return fmt.Sprintf("the cutover was undone at step %s, the source serves writes again: %v", e.Step, e.Err)
+}
+
+func (e *UndoneError) Unwrap() error { return e.Err }
+
+// UnknownError means that the switch was asked for and its outcome could not be read. Exit code 5.
+type UnknownError struct{ Err error }
+
+func (e *UnknownError) Error() string {
+	return fmt.Sprintf("whether the switch happened is unknown: %v; hint: `pgreshard status` reads both sides and says which layout serves", e.Err)
+}
+
+func (e *UnknownError) Unwrap() error { return e.Err }
+
+// ErrChangedConfig means that shards, tables or rules are not those the move was made with. Exit code 2.
+var ErrChangedConfig = errors.New("the configuration differs from the one this move was made with")
+
+// ErrNoMove means that the destination's first shard knows of no move of this name.
+var ErrNoMove = errors.New("there is no such move; hint: `pgreshard migrate` makes it")

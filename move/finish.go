@@ -1,0 +1,225 @@
+package move
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"pgreshard/checkpoints"
+	"pgreshard/layout"
+	"pgreshard/pg"
+	"pgreshard/replicator"
+	"pgreshard/verify"
+)
+
+// open lets the destination serve: triggers as the source has them, then the flags. It may be repeated.
+func (m *Move) open(ctx context.Context, inv *inventory) error {
+	var triggers []Trigger
+	err := m.source(ctx, 0, func(conn *pgx.Conn) (err error) {
+		triggers, err = TriggerStates(ctx, conn, inv.tree(0))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
+		if err := SetTriggerStates(ctx, conn, triggers); err != nil {
+			return err
+		}
+		return m.fence(conn).open(ctx, int64(m.Destination.Layout))
+	})
+}
+
+// finishSwitch completes what follows the switch: everything here rolls forward and may be repeated. Copies of the
+// record, the sources' refusals name the new layout, foreign keys are validated, and what the move made goes.
+func (m *Move) finishSwitch(ctx context.Context) error {
+	inv, err := m.takeInventory(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.open(ctx, inv); err != nil {
+		return err
+	}
+	if err := m.copyRecord(ctx); err != nil {
+		return err
+	}
+	var keys []ForeignKey
+	err = m.source(ctx, 0, func(conn *pgx.Conn) (err error) {
+		keys, err = ForeignKeys(ctx, conn, inv.tree(0), m.SkipConstraint)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	err = m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
+		if err := AddForeignKeys(ctx, conn, keys); err != nil {
+			return err
+		}
+		return ValidateForeignKeys(ctx, conn, keys)
+	})
+	if err != nil {
+		return err
+	}
+	return m.cleanUp(ctx)
+}
+
+// copyRecord writes on every node what the arbiter decided.
+func (m *Move) copyRecord(ctx context.Context) error {
+	var decided *checkpoints.Serving
+	err := m.home(ctx, func(conn *pgx.Conn) (err error) {
+		decided, err = checkpoints.ReadServing(ctx, conn)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error { return checkpoints.Serve(ctx, conn, *decided) }),
+		m.sources(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
+			return errors.Join(checkpoints.Serve(ctx, conn, *decided), m.fence(conn).retire(ctx, int64(decided.Version)))
+		}))
+}
+
+// cleanUp drops slots, publications, marks, checkpoints and the destination's fence. Two things stay: the layout
+// record, and the fence on the retired sources, so that a forgotten writer is refused and not lost.
+func (m *Move) cleanUp(ctx context.Context) error {
+	err := m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		return errors.Join(replicator.DropSlot(ctx, conn, m.slot(n)), replicator.DropPublication(ctx, conn, m.slot(n)))
+	})
+	return errors.Join(err, m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
+		if err := m.fence(conn).remove(ctx); err != nil {
+			return err
+		}
+		for n := range m.Source.Shards {
+			if err := m.stream(n).Forget(ctx, conn); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+// Verify compares the sources with the shards as they are now. It is exact where nothing writes: in the freeze of a
+// cutover, and on a move whose applications are stopped.
+func (m *Move) Verify(ctx context.Context) (*verify.Report, error) {
+	if known, err := m.find(ctx); err != nil {
+		return nil, err
+	} else if known == nil {
+		return nil, ErrNoMove
+	}
+	inv, err := m.takeInventory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return m.runVerify(ctx, inv)
+}
+
+// compare verifies inside the freeze; a difference is an error that names the tables.
+func (m *Move) compare(ctx context.Context, inv *inventory, at []pg.LSN) error {
+	m.setVerified(VerifyStatus{State: "running"})
+	report, err := m.runVerify(ctx, inv)
+	if err != nil {
+		m.setVerified(VerifyStatus{State: "failed"})
+		return err
+	}
+	now := time.Now().UTC()
+	v := VerifyStatus{State: "clean", Finished: &now, Differences: report.Differences()}
+	for _, lsn := range at {
+		v.At = append(v.At, lsn.String())
+	}
+	for _, t := range report.Tables {
+		v.Rows += t.Rows
+	}
+	if !report.Clean() {
+		v.State = "different"
+		m.setVerified(v)
+		e := &DifferenceError{Tables: report.Unclean()}
+		for _, t := range report.Tables {
+			if t.State != verify.Clean {
+				e.Detail += fmt.Sprintf("%s (%s: %d missing, %d extra, %d different, %d doubled, %d misplaced) ",
+					t.Table, t.State, t.Missing, t.Extra, t.Different, t.Doubled, t.Misplaced)
+			}
+		}
+		return e
+	}
+	m.setVerified(v)
+	return nil
+}
+
+func (m *Move) setVerified(v VerifyStatus) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.verified = v
+}
+
+func (m *Move) runVerify(ctx context.Context, inv *inventory) (*verify.Report, error) {
+	dest, err := m.destCatalog(ctx)
+	if err != nil {
+		return nil, err
+	}
+	request := verify.Request{Place: m.placer(inv, dest)}
+	for _, s := range m.Source.Shards {
+		request.Sources = append(request.Sources, verify.NodeOf(s))
+	}
+	for _, s := range m.Destination.Shards {
+		request.Shards = append(request.Shards, verify.NodeOf(s))
+	}
+	for _, t := range inv.tables {
+		from, into := inv.sources[0].Table(t.name), dest.Table(t.name)
+		if into == nil {
+			return nil, fmt.Errorf("table %s is missing on the destination", t.name)
+		}
+		vt := verify.Table{Source: from, Dest: into, Omni: t.rule.Omni}
+		for _, c := range from.Columns {
+			vt.Columns = append(vt.Columns, c.Name)
+		}
+		for _, k := range into.Key {
+			vt.Key = append(vt.Key, into.Columns[k].Name)
+		}
+		if !t.rule.Omni {
+			vt.PlaceColumns = t.rule.Columns
+		}
+		request.Tables = append(request.Tables, vt)
+	}
+	return verify.Run(ctx, request)
+}
+
+// layoutRecord is what the layout record says: the layout's shards with their nodes, and its rules.
+func (m *Move) layoutRecord(side Side, l *layout.Layout) layout.Record {
+	record := layout.Record{Version: side.Layout, Database: side.Database}
+	if l != nil {
+		record = l.Describe()
+	}
+	record.Shards = nil
+	for n, shard := range side.Shards {
+		record.Shards = append(record.Shards, layout.RecordShard{Shard: layout.Shard(n), Node: m.node(shard)})
+	}
+	return record
+}
+
+// ServingLayout is the record of the layout that serves, as JSON with serving_since filled in.
+func (m *Move) ServingLayout(ctx context.Context) (record layout.Record, err error) {
+	err = m.home(ctx, func(conn *pgx.Conn) error {
+		serving, err := checkpoints.ReadServing(ctx, conn)
+		if err != nil {
+			return err
+		}
+		if serving == nil {
+			return ErrNoMove
+		}
+		text, err := checkpoints.Layout(ctx, conn, serving.Database, serving.Version)
+		if err != nil {
+			return err
+		}
+		if err := json.Unmarshal(text, &record); err != nil {
+			return fmt.Errorf("read the record of layout %d: %w", serving.Version, err)
+		}
+		record.ServingSince = &serving.Since
+		return nil
+	})
+	return record, err
+}

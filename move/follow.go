@@ -1,0 +1,172 @@
+package move
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
+	"pgreshard/checkpoints"
+	"pgreshard/pg"
+	"pgreshard/replicator"
+	"pgreshard/sink"
+)
+
+// follower carries one source's changes to the shards: a replicator and a sink that live and end together.
+type follower struct {
+	move   *Move
+	source int
+	sink   *sink.Stream
+	reader atomic.Pointer[replicator.Stream] // of the present run
+	end    atomic.Uint64                     // the source's insert position, as last asked
+	asked  atomic.Int64                      // when, Unix nanoseconds; 0: never
+	even   atomic.Int64                      // when applied last was where the source had been asked to be, Unix nanoseconds
+}
+
+// newFollowers readies every source's stream: how each table is written, and what a resumed copy left it to know.
+func (m *Move) newFollowers(ctx context.Context, inv *inventory) ([]*follower, error) {
+	dest, err := m.destCatalog(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []*follower
+	for n := range m.Source.Shards {
+		tables, leaves, err := inv.sinkTables(n, dest)
+		if err != nil {
+			return nil, err
+		}
+		var resumed map[string]checkpoints.Resumed
+		err = m.home(ctx, func(conn *pgx.Conn) (err error) {
+			resumed, err = m.stream(n).ResumedTables(ctx, conn)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range tables {
+			t.Forgive, t.StartsAt = resumed[t.Source.String()].ForgiveUntil, resumed[t.Source.String()].StartsAt
+		}
+		s := sink.NewStream(m.Destination.Shards)
+		s.Checkpoint, s.Source, s.Router, s.Tables, s.Leaves = m.stream(n), m.Source.Shards[n], m.router, tables, leaves
+		s.BatchBytes, s.AppName = m.BatchBytes, m.app()
+		s.Forgive = func(ctx context.Context, t *sink.Table, until pg.LSN) error {
+			return m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
+				return m.stream(n).Resume(ctx, conn, t.Source.String(), checkpoints.Resumed{ForgiveUntil: until})
+			})
+		}
+		if len(m.Source.Shards) > 1 {
+			s.Mine = func(t *sink.Table, key []pg.Datum) (bool, error) {
+				shard, err := inv.sourceLayout.Rule(t.Source).Place(key)
+				return int(shard) == n, err
+			}
+		}
+		all = append(all, &follower{move: m, source: n, sink: s})
+	}
+	m.mu.Lock()
+	m.followers = all
+	m.mu.Unlock()
+	return all, nil
+}
+
+// run streams until ctx ends or anything fails.
+func (f *follower) run(ctx context.Context) error {
+	start, err := f.lowestCheckpoint(ctx)
+	if err != nil {
+		return err
+	}
+	reader := replicator.New(replicator.Config{Shard: f.move.Source.Shards[f.source], Slot: f.move.slot(f.source),
+		Publication: f.move.slot(f.source), Start: start, QueueBytes: queueBytes})
+	f.reader.Store(reader)
+	f.sink.Confirm = reader.Confirm
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return reader.Run(ctx) })
+	g.Go(func() error {
+		if err := f.sink.Run(ctx, reader.Blocks(), reader.Release); err != nil {
+			return err
+		}
+		return errStreamEnded
+	})
+	g.Go(func() error { return f.watch(ctx) })
+	return g.Wait()
+}
+
+// errStreamEnded ends the replicator when the sink has nothing more to take; the replicator's own error comes first.
+var errStreamEnded = errors.New("the stream ended")
+
+// queueBytes bounds what one source has received and not applied.
+const queueBytes = 24 << 20
+
+func (f *follower) lowestCheckpoint(ctx context.Context) (low pg.LSN, err error) {
+	positions := make([]pg.LSN, len(f.move.Destination.Shards))
+	err = f.move.dests(ctx, func(ctx context.Context, shard int, conn *pgx.Conn) (err error) {
+		positions[shard], err = f.move.stream(f.source).Lock(ctx, conn)
+		return err
+	})
+	low = positions[0]
+	for _, at := range positions {
+		low = min(low, at)
+	}
+	return low, err
+}
+
+// watch asks the source where its log is, so that the lag is known, and sweeps the outboxes.
+func (f *follower) watch(ctx context.Context) error {
+	for n := 0; ; n++ {
+		if err := f.ask(ctx); err != nil {
+			return err
+		}
+		if n%120 == 60 {
+			if err := f.sweep(ctx); err != nil {
+				return err
+			}
+		}
+		if err := sleep(ctx, 250*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// ask notes where the source's log is and when this stream was last level with it.
+func (f *follower) ask(ctx context.Context) error {
+	was, when := pg.LSN(f.end.Load()), f.asked.Load()
+	var end pg.LSN
+	err := f.move.source(ctx, f.source, func(conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, `select pg_current_wal_insert_lsn()::text`).Scan(&end)
+	})
+	if err != nil {
+		return err
+	}
+	if when != 0 && f.sink.Applied() >= was {
+		f.even.Store(when)
+	}
+	f.end.Store(uint64(end))
+	f.asked.Store(time.Now().UnixNano())
+	return nil
+}
+
+// sweep drops outbox images that no replay can ask for any more.
+func (f *follower) sweep(ctx context.Context) error {
+	reader := f.reader.Load()
+	confirmed := reader.Stats().Confirmed
+	return f.move.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
+		s := f.move.stream(f.source)
+		_, err := conn.Exec(ctx, checkpoints.SweepSQL, s.Move, s.Source, confirmed.String())
+		return err
+	})
+}
+
+// lag is how far the shards are behind the source, in bytes of log and in time; ok is false while it is not known.
+func (f *follower) lag() (bytes int64, age time.Duration, ok bool) {
+	if f.asked.Load() == 0 || f.sink.Applied() == 0 {
+		return 0, 0, false
+	}
+	bytes = max(0, int64(f.end.Load())-int64(f.sink.Applied()))
+	even := f.even.Load()
+	if even == 0 {
+		return bytes, 0, false
+	}
+	return bytes, time.Since(time.Unix(0, even)), true
+}

@@ -1,0 +1,421 @@
+package move
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"pgreshard/checkpoints"
+	"pgreshard/copier"
+	"pgreshard/lookup"
+	"pgreshard/pg"
+	"pgreshard/replicator"
+	"pgreshard/sink"
+	"pgreshard/verify"
+)
+
+// Move is one move. Make it with New; one goroutine runs one of its verbs at a time, Snapshot may be called by any.
+type Move struct {
+	Config
+	log      *slog.Logger
+	sessions sessions
+	router   sink.Router
+	book     checkpoints.Book
+	resumed  bool // an earlier worker got the move to its present state, and may have died within it
+
+	mu        sync.Mutex // guards what follows, for Snapshot
+	state     string
+	serving   int
+	failure   string
+	progress  []*copier.Progress // by source
+	followers []*follower
+	verified  VerifyStatus
+	cutover   CutoverStatus
+}
+
+// New makes a Move; nothing is connected or changed before a verb runs.
+func New(c Config, log *slog.Logger) *Move {
+	for i := range c.Source.Shards {
+		c.Source.Shards[i].Number = i
+	}
+	for i := range c.Destination.Shards {
+		c.Destination.Shards[i].Number = i
+	}
+	m := &Move{Config: c, log: log, router: sink.Router{Lookups: lookup.New(c.LookupBytes)}, serving: c.Source.Layout}
+	m.verified.State = "none"
+	return m
+}
+
+// Close ends every session.
+func (m *Move) Close() { m.sessions.close() }
+
+func (m *Move) app() string { return "pgreshard " + m.Name }
+
+// stream keys one source's bookkeeping on the shards.
+func (m *Move) stream(source int) checkpoints.Stream {
+	return checkpoints.Stream{Move: m.Name, Source: source, Epoch: m.book.Epoch}
+}
+
+// MigrateOptions is what the command line adds.
+type MigrateOptions struct {
+	// Ready is called once everything is copied, caught up and about to be cut over; it may wait. nil: go on at once.
+	// Not going on (false) leaves the move streaming and Migrate returns nil when ctx ends.
+	Ready func(context.Context) (bool, error)
+}
+
+// Migrate takes the move to its end, from wherever it is. What can be tried again is tried again; everything else
+// ends it with the state kept, so that the same call goes on later.
+func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
+	if err := m.begin(ctx); err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	beating := make(chan struct{})
+	go func() {
+		defer close(beating)
+		if err := m.beat(ctx); err != nil {
+			stop(err)
+		}
+	}()
+	err := m.retry(ctx, func(ctx context.Context) error { return m.advance(ctx, o) })
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		err = cause
+	}
+	m.recordFailure(ctx, err)
+	stop(nil)
+	<-beating
+	m.endLease(ctx)
+	return err
+}
+
+// begin makes this process the move's one worker: plan if the move is new, bookkeeping on every node, the lease, and
+// a new epoch everywhere.
+func (m *Move) begin(ctx context.Context) error {
+	known, err := m.find(ctx)
+	if err != nil {
+		return err
+	}
+	if known == nil {
+		if err := m.mayStart(ctx); err != nil {
+			return err
+		}
+	}
+	if err := m.nodes(ctx, checkpoints.Install); err != nil {
+		return err
+	}
+	if err := m.takeOver(ctx); err != nil {
+		return err
+	}
+	if known == nil {
+		spec, err := m.recordedSpec(ctx)
+		if err != nil {
+			return err
+		}
+		if err := m.home(ctx, func(conn *pgx.Conn) error { return m.book.Start(ctx, conn, StateCreated, spec) }); err != nil {
+			return err
+		}
+	}
+	if known, err = m.find(ctx); err != nil {
+		return err
+	}
+	if known == nil {
+		return ErrNoMove
+	}
+	m.resumed = known.State != StateCreated
+	m.setState(known.State)
+	return m.sameSpec(ctx, known.Spec)
+}
+
+func (m *Move) find(ctx context.Context) (known *checkpoints.Move, err error) {
+	err = m.home(ctx, func(conn *pgx.Conn) error {
+		known, err = checkpoints.FindMove(ctx, conn, m.Name)
+		return err
+	})
+	return known, err
+}
+
+// takeOver waits until no other worker holds the lease, then raises the epoch on every node above all others.
+func (m *Move) takeOver(ctx context.Context) error {
+	host, _ := os.Hostname()
+	told := false
+	for {
+		epoch, err := m.highestEpoch(ctx)
+		if err != nil {
+			return err
+		}
+		me := checkpoints.Lease{Epoch: epoch + 1, Host: host, PID: os.Getpid(), Address: m.Address}
+		var holder *checkpoints.Lease
+		err = m.home(ctx, func(conn *pgx.Conn) (err error) {
+			holder, err = checkpoints.TakeLease(ctx, conn, m.Name, me, func(l checkpoints.Lease) bool {
+				return l.Host == host && errors.Is(syscall.Kill(l.PID, 0), syscall.ESRCH)
+			})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if holder == nil {
+			m.book = checkpoints.Book{Move: m.Name, Epoch: me.Epoch}
+			return m.nodes(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+				return checkpoints.RaiseEpoch(ctx, conn, me.Epoch)
+			})
+		}
+		if !told {
+			m.log.Info("another worker runs this move; waiting for its lease", "host", holder.Host, "pid", holder.PID)
+			told = true
+		}
+		if err := sleep(ctx, time.Second); err != nil {
+			return err
+		}
+	}
+}
+
+func (m *Move) highestEpoch(ctx context.Context) (highest int64, err error) {
+	var mu sync.Mutex
+	err = m.nodes(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		e, err := checkpoints.Epoch(ctx, conn)
+		mu.Lock()
+		defer mu.Unlock()
+		highest = max(highest, e)
+		return err
+	})
+	return highest, err
+}
+
+// beat keeps the lease until ctx ends or another worker has it. A home that cannot be reached is no reason to stop:
+// every write is checked against the epoch anyway.
+func (m *Move) beat(ctx context.Context) error {
+	for {
+		if err := sleep(ctx, checkpoints.LeaseTime/5); err != nil {
+			return nil
+		}
+		err := m.on(ctx, m.Destination.Shards[0], pg.Admin, func(conn *pgx.Conn) error {
+			for {
+				if err := checkpoints.Beat(ctx, conn, m.Name, m.book.Epoch); err != nil {
+					return err
+				}
+				if err := sleep(ctx, checkpoints.LeaseTime/5); err != nil {
+					return err
+				}
+			}
+		})
+		if errors.Is(err, checkpoints.ErrSuperseded) {
+			return err
+		}
+	}
+}
+
+func (m *Move) endLease(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_ = m.home(ctx, func(conn *pgx.Conn) error { return checkpoints.DropLease(ctx, conn, m.Name, m.book.Epoch) })
+}
+
+// recordFailure leaves what stopped the move in its record, for status.
+func (m *Move) recordFailure(ctx context.Context, err error) {
+	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, checkpoints.ErrSuperseded) {
+		return
+	}
+	m.mu.Lock()
+	m.failure = err.Error()
+	m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_ = m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetError(ctx, conn, err.Error()) })
+}
+
+// advance runs the phases from the state the move is in. Each may be run again after a kill at any point in it.
+func (m *Move) advance(ctx context.Context, o MigrateOptions) error {
+	phases := []struct {
+		state string
+		run   func(context.Context) error
+		next  string
+	}{
+		{StateCreated, m.recordLayouts, StateSchema},
+		{StateSchema, m.makeSchema, StateCopying},
+		{StateCopying, m.copyTables, StateIndexing},
+		{StateIndexing, m.buildIndexes, StateStreaming},
+		{StateStreaming, func(ctx context.Context) error { return m.streamAndCutOver(ctx, o) }, StateSwitched},
+		{StateCuttingOver, m.decideCutover, ""},
+		{StateSwitched, m.finishSwitch, StateCompleted},
+	}
+	for {
+		state := m.currentState()
+		done := true
+		for _, p := range phases {
+			if p.state != state {
+				continue
+			}
+			done = false
+			if err := p.run(ctx); err != nil {
+				return fmt.Errorf("%s: %w", p.state, err)
+			}
+			if p.next != "" {
+				if err := m.enter(ctx, p.next); err != nil {
+					return err
+				}
+			}
+		}
+		if done {
+			return nil
+		}
+	}
+}
+
+// enter records a state on the home and then takes it on.
+func (m *Move) enter(ctx context.Context, state string) error {
+	if err := m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetState(ctx, conn, state) }); err != nil {
+		return err
+	}
+	m.log.Info("state", "state", state)
+	m.setState(state)
+	m.resumed = false
+	return nil
+}
+
+func (m *Move) setState(state string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.state, m.failure = state, ""
+}
+
+func (m *Move) currentState() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state
+}
+
+const (
+	firstPause   = 200 * time.Millisecond
+	longestPause = 10 * time.Second
+)
+
+// retry is the one retry loop: it runs fn again as long as its errors are such that the same work may succeed later.
+func (m *Move) retry(ctx context.Context, fn func(context.Context) error) error {
+	pause := firstPause
+	for {
+		began := time.Now()
+		err := fn(ctx)
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return err
+		case errors.Is(err, sink.ErrReread):
+			continue
+		case !worthRetrying(err):
+			return err
+		}
+		if time.Since(began) > time.Minute {
+			pause = firstPause
+		}
+		m.log.Warn("interrupted, trying again", "error", err.Error(), "pause", pause)
+		m.resumed = true
+		if err := sleep(ctx, pause); err != nil {
+			return err
+		}
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// worthRetrying: broken connections and lost conflicts, and what the copy and the slot say passes by itself.
+func worthRetrying(err error) bool {
+	var undone *UndoneError
+	var unknown *UnknownError
+	if errors.As(err, &undone) || errors.As(err, &unknown) {
+		return false
+	}
+	var rewritten *copier.RewrittenError
+	var failed *verify.Failure
+	return pg.Transient(err) || errors.As(err, &rewritten) || errors.Is(err, copier.ErrSnapshotLost) || errors.Is(err, sink.ErrMarked) ||
+		errors.Is(err, replicator.ErrSlotInUse) || errors.Is(err, checkpoints.ErrPositionMoved) || errors.As(err, &failed) && pg.Transient(failed)
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// recorded is what a move is held to: a later start that differs in it is refused.
+type recorded struct {
+	Source, Destination json.RawMessage
+	Include, Exclude    []string
+	Systems             []string // system identifier and database of every shard, sources first
+}
+
+func (m *Move) recordedSpec(ctx context.Context) (json.RawMessage, error) {
+	r := recorded{Include: m.Include, Exclude: m.Exclude}
+	var err error
+	if r.Source, err = json.Marshal(m.Source.spec()); err != nil {
+		return nil, err
+	}
+	if r.Destination, err = json.Marshal(m.Destination.spec()); err != nil {
+		return nil, err
+	}
+	if r.Systems, err = m.systems(ctx); err != nil {
+		return nil, err
+	}
+	return json.Marshal(r)
+}
+
+// systems names the database behind every URL, so that two URLs of the same one, and a URL that now leads elsewhere,
+// are seen.
+func (m *Move) systems(ctx context.Context) ([]string, error) {
+	out := make([]string, len(m.Source.Shards)+len(m.Destination.Shards))
+	identify := func(conn *pgx.Conn, into *string) error {
+		return conn.QueryRow(ctx, `select system_identifier::text || '/' || current_database() from pg_control_system()`).Scan(into)
+	}
+	err := m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error { return identify(conn, &out[n]) })
+	if err == nil {
+		err = m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+			return identify(conn, &out[len(m.Source.Shards)+n])
+		})
+	}
+	return out, err
+}
+
+// sameSpec refuses a configuration that is not the one the move was made with.
+func (m *Move) sameSpec(ctx context.Context, was json.RawMessage) error {
+	now, err := m.recordedSpec(ctx)
+	if err != nil {
+		return err
+	}
+	var a, b recorded
+	if err := errors.Join(json.Unmarshal(was, &a), json.Unmarshal(now, &b)); err != nil {
+		return err
+	}
+	for _, part := range []struct {
+		what     string
+		was, now any
+	}{
+		{"the shards (system identifier and database)", a.Systems, b.Systems},
+		{"the source's layout or rules", a.Source, b.Source},
+		{"the destination's layout or rules", a.Destination, b.Destination},
+		{"[tables] include", a.Include, b.Include},
+		{"[tables] exclude", a.Exclude, b.Exclude},
+	} {
+		if jsonOf(part.was) != jsonOf(part.now) {
+			return fmt.Errorf("%w in %s; hint: put it back, or `cancel` and start a new move", ErrChangedConfig, part.what)
+		}
+	}
+	return nil
+}
+
+// jsonOf compares by meaning: what came back from jsonb has its keys in another order.
+func jsonOf(v any) string {
+	text, _ := json.Marshal(v)
+	var any any
+	_ = json.Unmarshal(text, &any)
+	text, _ = json.Marshal(any)
+	return string(text)
+}

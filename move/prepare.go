@@ -1,0 +1,234 @@
+package move
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"pgreshard/checkpoints"
+	"pgreshard/pg"
+	"pgreshard/replicator"
+)
+
+// recordLayouts writes both layouts' records on every node and says, where none said so before, that the source serves.
+func (m *Move) recordLayouts(ctx context.Context) error {
+	inv, err := m.takeInventory(ctx)
+	if err != nil {
+		return err
+	}
+	next, err := json.Marshal(m.layoutRecord(m.Destination, inv.layout))
+	if err != nil {
+		return err
+	}
+	now, err := json.Marshal(m.layoutRecord(m.Source, inv.sourceLayout))
+	if err != nil {
+		return err
+	}
+	serving := checkpoints.Serving{Database: m.Source.Database, Version: m.Source.Layout, Since: time.Now().UTC()}
+	return m.nodes(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return errors.Join(
+			checkpoints.PutLayout(ctx, conn, m.Source.Database, m.Source.Layout, now),
+			checkpoints.PutLayout(ctx, conn, m.Destination.Database, m.Destination.Layout, next),
+			checkpoints.Serve(ctx, conn, serving))
+	})
+}
+
+// slot and publication share one name: pgreshard_<move>_<source>, with - as _.
+func (m *Move) slot(source int) string {
+	name := []byte(m.Name)
+	for i, c := range name {
+		if c == '-' {
+			name[i] = '_'
+		}
+	}
+	return fmt.Sprintf("pgreshard_%s_%d", name, source)
+}
+
+// makeSchema publishes the sources' tables and makes the destination's, without anything that slows the copy down.
+// Publications come first of all: a slot decodes only what is published at its position.
+func (m *Move) makeSchema(ctx context.Context) error {
+	inv, err := m.takeInventory(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.identities(ctx, inv); err != nil {
+		return err
+	}
+	err = m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		var leaves []pg.Name
+		for _, leaf := range inv.leaves(n) {
+			leaves = append(leaves, leaf.Name)
+		}
+		err := replicator.CreatePublication(ctx, conn, m.slot(n), leaves)
+		if errors.Is(err, replicator.ErrPublicationExists) && m.resumed {
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if m.CreateSchema {
+		if err := m.restoreTables(ctx, inv); err != nil {
+			return err
+		}
+	}
+	return m.closeDestination(ctx, inv)
+}
+
+func (m *Move) restoreTables(ctx context.Context, inv *inventory) error {
+	dump, err := m.dumpSchema(ctx, inv)
+	if err != nil {
+		return err
+	}
+	defer dump.Close()
+	return m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		return dump.Restore(ctx, m.Destination.Shards[n], conn, PhaseTables, m.resumed)
+	})
+}
+
+// closeDestination puts the fence on the destination's tables, closed: until the switch only this worker writes there.
+func (m *Move) closeDestination(ctx context.Context, inv *inventory) error {
+	return m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
+		f := m.fence(conn)
+		if err := f.setUp(ctx, int64(m.Destination.Layout), int64(m.Source.Layout), true); err != nil {
+			return err
+		}
+		return f.arm(ctx, inv.names(), false)
+	})
+}
+
+// identities sets REPLICA IDENTITY FULL on tables that need it, where the configuration says so. It must be there
+// before the slot.
+func (m *Move) identities(ctx context.Context, inv *inventory) error {
+	if !m.SetIdentity {
+		return nil
+	}
+	return m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		for _, leaf := range inv.leaves(n) {
+			if !m.needsFull(inv, leaf, n) {
+				continue
+			}
+			if _, err := conn.Exec(ctx, fmt.Sprintf("alter table %s replica identity full", leaf.Name.SQL())); err != nil {
+				return fmt.Errorf("set the replica identity of %s: %w", leaf.Name, err)
+			}
+			leaf.Replica = pg.IdentityFull
+		}
+		return nil
+	})
+}
+
+// needsFull: without a usable identity the application's own UPDATE and DELETE would fail once the table is published;
+// with several sources an old row must tell whose it is.
+func (m *Move) needsFull(inv *inventory, leaf *pg.Table, source int) bool {
+	if leaf.Replica == pg.IdentityFull {
+		return false
+	}
+	if len(leaf.Logged) == 0 {
+		return true
+	}
+	if len(m.Source.Shards) == 1 {
+		return false
+	}
+	t := inv.tableOf(leaf, source)
+	return t != nil && !t.rule.Omni && !logsAll(leaf, t.rule.Columns)
+}
+
+// tableOf finds the moved table a leaf belongs to.
+func (inv *inventory) tableOf(leaf *pg.Table, source int) *moved {
+	root := inv.sources[source].ByOID(leaf.Root)
+	if root == nil {
+		return nil
+	}
+	return inv.byName[root.Name]
+}
+
+func logsAll(t *pg.Table, columns []string) bool {
+	for _, name := range columns {
+		found := false
+		for _, i := range t.Logged {
+			found = found || t.Columns[i].Name == name
+		}
+		if !found {
+			return false
+		}
+	}
+	return true
+}
+
+func (m *Move) dumpSchema(ctx context.Context, inv *inventory) (dump *Dump, err error) {
+	if err := os.MkdirAll(m.StateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the state directory: %w", err)
+	}
+	major, err := m.newestMajor(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = m.source(ctx, 0, func(conn *pgx.Conn) error {
+		dump, err = DumpSchema(ctx, m.Source.Shards[0], conn, SchemaOptions{
+			Bin: m.PgBin, Major: major, Dir: m.StateDir, App: m.app() + " schema", Tables: inv.tree(0),
+			Skip: m.SkipConstraint, Owners: m.Owners, Grants: m.Grants})
+		return err
+	})
+	return dump, err
+}
+
+func (m *Move) newestMajor(ctx context.Context) (major int, err error) {
+	var mu sync.Mutex
+	err = m.nodes(ctx, func(_ context.Context, conn *pgx.Conn) error {
+		mu.Lock()
+		defer mu.Unlock()
+		major = max(major, serverMajor(conn))
+		return nil
+	})
+	return major, err
+}
+
+// destCatalog reads the first destination shard's catalog: all shards were made from one dump.
+func (m *Move) destCatalog(ctx context.Context) (catalog *pg.Catalog, err error) {
+	err = m.dest(ctx, 0, func(conn *pgx.Conn) error {
+		catalog, err = pg.ReadCatalog(ctx, conn)
+		return err
+	})
+	return catalog, err
+}
+
+// buildIndexes makes what the copy did without, then freezes and analyses every table, shard by shard at once.
+func (m *Move) buildIndexes(ctx context.Context) error {
+	inv, err := m.takeInventory(ctx)
+	if err != nil {
+		return err
+	}
+	if m.CreateSchema {
+		dump, err := m.dumpSchema(ctx, inv)
+		if err != nil {
+			return err
+		}
+		defer dump.Close()
+		err = m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+			for _, phase := range []Phase{PhaseIndexes, PhaseTriggers} {
+				if err := dump.Restore(ctx, m.Destination.Shards[n], conn, phase, true); err != nil {
+					return err
+				}
+			}
+			return DisableTriggers(ctx, conn, inv.tree(0))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		for _, t := range inv.tables {
+			if _, err := conn.Exec(ctx, "vacuum (freeze, analyze) "+t.name.SQL()); err != nil {
+				return fmt.Errorf("vacuum %s on shard %d: %w", t.name, n, err)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,119 @@
+package move
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
+	"pgreshard/pg"
+)
+
+// sessions keeps one open connection a node and role, because inside a freeze a new one costs milliseconds.
+type sessions struct {
+	mu   sync.Mutex
+	open map[sessionKey]*session
+}
+
+type sessionKey struct {
+	side   *Side
+	number int
+	role   pg.Role
+}
+
+type session struct {
+	mu   sync.Mutex // one caller at a time
+	conn *pgx.Conn
+}
+
+func (s *sessions) of(key sessionKey) *session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open == nil {
+		s.open = map[sessionKey]*session{}
+	}
+	if s.open[key] == nil {
+		s.open[key] = &session{}
+	}
+	return s.open[key]
+}
+
+func (s *sessions) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.open {
+		pg.Close(one.conn)
+	}
+	s.open = nil
+}
+
+// with runs fn on the node's kept session, in no transaction; a session fn left broken or inside one is closed.
+func (s *session) with(ctx context.Context, shard pg.Shard, role pg.Role, app string, fn func(*pgx.Conn) error) (err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn != nil && s.conn.IsClosed() {
+		s.conn = nil
+	}
+	if s.conn == nil {
+		if s.conn, err = pg.Open(ctx, shard, role, app); err != nil {
+			return err
+		}
+	}
+	if err = fn(s.conn); err != nil && (s.conn.IsClosed() || s.conn.PgConn().TxStatus() != 'I') {
+		pg.Close(s.conn)
+		s.conn = nil
+	}
+	return err
+}
+
+// source and dest run fn on a session of one shard; home is the destination's first, where the bookkeeping lives.
+func (m *Move) source(ctx context.Context, n int, fn func(*pgx.Conn) error) error {
+	return m.sessions.of(sessionKey{&m.Source, n, pg.Admin}).with(ctx, m.Source.Shards[n], pg.Admin, m.app(), fn)
+}
+
+func (m *Move) dest(ctx context.Context, n int, fn func(*pgx.Conn) error) error {
+	return m.sessions.of(sessionKey{&m.Destination, n, pg.Writer}).with(ctx, m.Destination.Shards[n], pg.Writer, m.app(), fn)
+}
+
+func (m *Move) home(ctx context.Context, fn func(*pgx.Conn) error) error { return m.dest(ctx, 0, fn) }
+
+// on runs fn on a session of its own.
+func (m *Move) on(ctx context.Context, shard pg.Shard, role pg.Role, fn func(*pgx.Conn) error) error {
+	conn, err := pg.Open(ctx, shard, role, m.app())
+	if err != nil {
+		return err
+	}
+	defer pg.Close(conn)
+	return fn(conn)
+}
+
+// sources and dests run fn on every shard of a side at once and give the first error after all have ended.
+func (m *Move) sources(ctx context.Context, fn func(ctx context.Context, n int, conn *pgx.Conn) error) error {
+	return atOnce(ctx, len(m.Source.Shards), func(ctx context.Context, n int) error {
+		return m.source(ctx, n, func(conn *pgx.Conn) error { return fn(ctx, n, conn) })
+	})
+}
+
+func (m *Move) dests(ctx context.Context, fn func(ctx context.Context, n int, conn *pgx.Conn) error) error {
+	return atOnce(ctx, len(m.Destination.Shards), func(ctx context.Context, n int) error {
+		return m.dest(ctx, n, func(conn *pgx.Conn) error { return fn(ctx, n, conn) })
+	})
+}
+
+// nodes runs fn on every shard of both sides.
+func (m *Move) nodes(ctx context.Context, fn func(ctx context.Context, conn *pgx.Conn) error) error {
+	return errors.Join(
+		m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error { return fn(ctx, conn) }),
+		m.sources(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error { return fn(ctx, conn) }))
+}
+
+// atOnce runs fn for 0 to n-1 at the same time; one that fails does not stop the others.
+func atOnce(ctx context.Context, n int, fn func(ctx context.Context, i int) error) error {
+	var g errgroup.Group
+	for i := range n {
+		g.Go(func() error { return fn(ctx, i) })
+	}
+	return g.Wait()
+}

@@ -1,0 +1,128 @@
+package move
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Status is what a move can say about itself at one moment: what /status serves and `status --json` prints. It is a
+// copy, never changed after it was handed out. A lag that has not been measured is nil, never 0.
+type Status struct {
+	Move          string         `json:"move"`
+	State         string         `json:"state"` // one of the states of the README: created, schema, copying, …
+	Layout        StatusLayout   `json:"layout"`
+	Error         *string        `json:"error"` // what stopped the move, nil while nothing has
+	SafeToCutOver SafeToCutOver  `json:"safe_to_cut_over"`
+	Copy          []CopyStatus   `json:"copy"`
+	Streams       []StreamStatus `json:"streams"`
+	Shards        []ShardStatus  `json:"shards"`
+	Lookup        LookupStatus   `json:"lookup"`
+	Verify        VerifyStatus   `json:"verify"`
+	Cutover       CutoverStatus  `json:"cutover"`
+	Worker        string         `json:"worker,omitempty"`  // who holds the lease, in words; empty: nobody
+	Address       string         `json:"address,omitempty"` // where that worker listens
+}
+
+// StatusLayout names the layout that serves and the one the move leads to.
+type StatusLayout struct {
+	Serving int `json:"serving"`
+	Next    int `json:"next"`
+}
+
+// SafeToCutOver says whether a cutover may be tried now, and every reason why not.
+type SafeToCutOver struct {
+	OK      bool     `json:"ok"`
+	Because []string `json:"because"`
+}
+
+// CopyStatus is how far one source's table is copied. Bytes are of the table's file on the source.
+type CopyStatus struct {
+	Source     int      `json:"source"`
+	Table      string   `json:"table"`
+	Rows       int64    `json:"rows"`
+	Bytes      int64    `json:"bytes"`
+	BytesTotal int64    `json:"bytes_total"`
+	State      string   `json:"state"` // waiting, copying or done
+	ETASeconds *float64 `json:"eta_seconds"`
+}
+
+// StreamStatus is how far the stream of one source is. Positions are in PostgreSQL's text form. LagBytes is the log
+// between what the source has written and what every shard holds; LagSeconds the age of that.
+type StreamStatus struct {
+	Source        int      `json:"source"`
+	Received      string   `json:"received"`
+	Applied       string   `json:"applied"`
+	Confirmed     string   `json:"confirmed"`
+	LagBytes      *int64   `json:"lag_bytes"`
+	LagSeconds    *float64 `json:"lag_seconds"`
+	RowsPerSecond float64  `json:"rows_per_second"`
+	ETASeconds    *float64 `json:"eta_seconds"`
+	// Retained is the log the slot holds back and SafeWAL what the server still grants it, in bytes; nil where the
+	// server does not say.
+	Retained *int64 `json:"retained_bytes"`
+	SafeWAL  *int64 `json:"safe_wal_size"`
+}
+
+// ShardStatus is what the stream has done to one destination shard since the worker started.
+type ShardStatus struct {
+	Shard          int       `json:"shard"`
+	Node           string    `json:"node"` // host:port of the primary, empty while none is known
+	Rows           RowCounts `json:"rows"`
+	ZeroRowChanges int64     `json:"zero_row_changes"`
+	Transactions   int64     `json:"transactions"` // source transactions applied
+	Batches        int64     `json:"batches"`      // destination transactions committed
+	BatchBytes     int64     `json:"batch_bytes"`  // gathered in them, all together
+	ApplySeconds   float64   `json:"apply_seconds"`
+}
+
+// RowCounts counts applied rows by what was done with them.
+type RowCounts struct {
+	Inserted int64 `json:"inserted"`
+	Updated  int64 `json:"updated"`
+	Deleted  int64 `json:"deleted"`
+}
+
+// LookupStatus is the translation cache's state; all but Bytes and Entries count since the worker started. Queries
+// and QuerySeconds include the failed ones; Evictions only what the bound pushed out.
+type LookupStatus struct {
+	Hits         int64   `json:"hits"`
+	Misses       int64   `json:"misses"`
+	Queries      int64   `json:"queries"`
+	Bytes        int64   `json:"bytes"`
+	Entries      int64   `json:"entries"`
+	Evictions    int64   `json:"evictions"`
+	QuerySeconds float64 `json:"query_seconds"`
+}
+
+// VerifyStatus is the outcome of the last verification. At holds one source position a shard of the source.
+type VerifyStatus struct {
+	State       string     `json:"state"` // none, running, clean, different or failed
+	At          []string   `json:"at"`
+	Finished    *time.Time `json:"finished"`
+	Differences int64      `json:"differences"`
+	Rows        int64      `json:"rows"` // compared
+}
+
+// CutoverStatus is where a cutover stands; Step is empty while none is tried. FreezeSeconds is the last freeze, from
+// the first request of the lock to the last shard opened (or, undone, to the source serving again).
+type CutoverStatus struct {
+	Step          string   `json:"step"`
+	FreezeSeconds *float64 `json:"freeze_seconds"`
+}
+
+// MarshalJSON writes an empty list where there is none, so that a reader never meets null in a list's place.
+func (s Status) MarshalJSON() ([]byte, error) {
+	type plain Status
+	p := plain(s)
+	p.SafeToCutOver.Because = filled(p.SafeToCutOver.Because)
+	p.Copy, p.Streams, p.Shards = filled(p.Copy), filled(p.Streams), filled(p.Shards)
+	p.Verify.At = filled(p.Verify.At)
+	return json.Marshal(p)
+}
+
+func filled[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}

@@ -1,0 +1,261 @@
+package move
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"pgreshard/layout"
+	"pgreshard/lookup"
+	"pgreshard/pg"
+	"pgreshard/sink"
+)
+
+// inventory is what moves and by which rules, read from the catalogs at every start.
+type inventory struct {
+	layout       *layout.Layout // the destination's, compiled for the moved tables
+	sourceLayout *layout.Layout // nil with one source
+	sources      []*pg.Catalog  // by source
+	tables       []*moved
+	byName       map[pg.Name]*moved
+}
+
+// moved is one table of the move: a root as rules name it.
+type moved struct {
+	name  pg.Name
+	rule  *layout.Rule
+	query *lookup.Query // nil without lookup
+	reads []pg.Name     // the tables query reads
+	asked bool          // one of those is sharded: every shard is asked
+	guard []string      // columns of this table that some lookup reads
+	feeds []*lookup.Query
+}
+
+// matches says whether [tables] include and exclude take a table.
+func (c *Config) matches(name pg.Name) bool {
+	in := func(patterns []string) bool {
+		return slices.ContainsFunc(patterns, func(p string) bool {
+			if !strings.Contains(p, ".") {
+				p = "*." + p
+			}
+			ok, _ := path.Match(p, name.String())
+			return ok
+		})
+	}
+	return (len(c.Include) == 0 || in(c.Include)) && !in(c.Exclude)
+}
+
+// takeInventory reads every source's catalog and compiles the rules. Its error is a *PlanError where the rules or the
+// tables do not fit.
+func (m *Move) takeInventory(ctx context.Context) (*inventory, error) {
+	inv := &inventory{byName: map[pg.Name]*moved{}}
+	for _, shard := range m.Source.Shards {
+		var catalog *pg.Catalog
+		err := m.on(ctx, shard, pg.Reader, func(conn *pgx.Conn) (err error) {
+			catalog, err = pg.ReadCatalog(ctx, conn)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		inv.sources = append(inv.sources, catalog)
+	}
+	return inv, inv.compile(ctx, m)
+}
+
+func (inv *inventory) compile(ctx context.Context, m *Move) error {
+	var roots []*pg.Table
+	for _, t := range inv.sources[0].Roots() {
+		if m.matches(t.Name) && t.Persistence == 'p' {
+			roots = append(roots, t)
+		}
+	}
+	var problems layout.Problems
+	spec, err := m.typedSpec(ctx, m.Destination)
+	if err != nil {
+		return err
+	}
+	if inv.layout, err = layout.Compile(spec, roots); err != nil {
+		problems = append(problems, asProblems(err)...)
+	}
+	if len(m.Source.Shards) > 1 {
+		source, err := m.typedSpec(ctx, m.Source)
+		if err != nil {
+			return err
+		}
+		if inv.sourceLayout, err = layout.Compile(source, roots); err != nil {
+			problems = append(problems, asProblems(err)...)
+		}
+	}
+	if len(problems) > 0 {
+		return &PlanError{problems}
+	}
+	for _, t := range roots {
+		rule := inv.layout.Rule(t.Name)
+		if rule == nil {
+			problems = append(problems, layout.Problem{Table: t.Name.String(), What: "no rule covers this table",
+				Hint: "add it to [[sharded_tables]] or [[omnisharded_tables]], or to [tables] exclude"})
+			continue
+		}
+		mt := &moved{name: t.Name, rule: rule}
+		if rule.Lookup != "" {
+			mt.query = &lookup.Query{ID: rule.ID, Name: fmt.Sprintf("%s.%s.%s", m.Destination.Database, t.Name, rule.Columns[0]),
+				SQL: rule.Lookup, Attempts: m.LookupAttempts, Timeout: m.LookupTimeout}
+		}
+		inv.tables = append(inv.tables, mt)
+		inv.byName[t.Name] = mt
+	}
+	for i, c := range inv.sources[1:] {
+		problems = append(problems, sameTables(inv, roots, c, i+1)...)
+	}
+	if len(problems) > 0 {
+		return &PlanError{problems}
+	}
+	return inv.readLookups(ctx, m)
+}
+
+func asProblems(err error) layout.Problems {
+	if p, ok := err.(layout.Problems); ok {
+		return p
+	}
+	return layout.Problems{{What: err.Error()}}
+}
+
+// sameTables finds what another source has differently from the first.
+func sameTables(inv *inventory, roots []*pg.Table, c *pg.Catalog, source int) (problems layout.Problems) {
+	for _, t := range roots {
+		other := c.Table(t.Name)
+		if other == nil {
+			problems = append(problems, layout.Problem{Table: t.Name.String(), What: fmt.Sprintf("source %d has no such table", source),
+				Hint: "make the sources' schemas equal"})
+			continue
+		}
+		for _, what := range CompareTables(t, other) {
+			problems = append(problems, layout.Problem{Table: t.Name.String(), What: fmt.Sprintf("source %d differs from source 0: %s", source, what),
+				Hint: "make the sources' schemas equal"})
+		}
+	}
+	return problems
+}
+
+// names lists the moved roots.
+func (inv *inventory) names() []pg.Name {
+	var out []pg.Name
+	for _, t := range inv.tables {
+		out = append(out, t.name)
+	}
+	return out
+}
+
+// tree lists the names of every table of the moved trees on one source: roots, middles and leaves.
+func (inv *inventory) tree(source int) []pg.Name {
+	var out []pg.Name
+	for _, t := range inv.tables {
+		for _, part := range inv.sources[source].Tree(inv.sources[source].Table(t.name)) {
+			out = append(out, part.Name)
+		}
+	}
+	return out
+}
+
+// follows says whether a source's stream and copy carry the table: an omnisharded one comes from the first source only.
+func (t *moved) follows(source int) bool { return source == 0 || !t.rule.Omni }
+
+// leaves lists the tables of one source that hold moved rows and are followed there.
+func (inv *inventory) leaves(source int) (leaves []*pg.Table) {
+	for _, t := range inv.tables {
+		if t.follows(source) {
+			leaves = append(leaves, inv.sources[source].Leaves(inv.sources[source].Table(t.name))...)
+		}
+	}
+	return leaves
+}
+
+// sinkTables makes, for one source, how each leaf's changes are written, by the leaf's OID.
+func (inv *inventory) sinkTables(source int, dest *pg.Catalog) (map[uint32]*sink.Table, map[uint32]pg.Name, error) {
+	tables, leaves := map[uint32]*sink.Table{}, map[uint32]pg.Name{}
+	for _, t := range inv.tables {
+		if !t.follows(source) {
+			continue
+		}
+		root, into := inv.sources[source].Table(t.name), dest.Table(t.name)
+		if into == nil {
+			return nil, nil, fmt.Errorf("table %s is missing on the destination; hint: it was dropped there", t.name)
+		}
+		var shared *sink.Table
+		for _, leaf := range inv.sources[source].Leaves(root) {
+			st, err := t.sinkTable(root, leaf, into)
+			if err != nil {
+				return nil, nil, err
+			}
+			if shared == nil {
+				shared = st
+			} else if !slices.Equal(shared.Logged, st.Logged) {
+				shared.Logged = common(shared.Logged, st.Logged)
+			}
+			tables[leaf.OID] = shared
+			if same := dest.Table(leaf.Name); same != nil && same.Root == into.OID {
+				leaves[leaf.OID] = leaf.Name
+			}
+		}
+	}
+	return tables, leaves, nil
+}
+
+func common(a, b []int) (out []int) {
+	for _, n := range a {
+		if slices.Contains(b, n) {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// sinkTable matches a leaf's columns to the destination's by name.
+func (t *moved) sinkTable(root, leaf, into *pg.Table) (*sink.Table, error) {
+	st := &sink.Table{Source: t.name, Dest: into.Name, Rule: t.rule, Query: t.query, AskAll: t.asked, Feeds: t.feeds}
+	for _, c := range into.Columns {
+		if _, ok := root.Column(c.Name); ok && c.Generated == 0 {
+			st.Columns = append(st.Columns, c)
+		}
+	}
+	at := func(name string) int {
+		return slices.IndexFunc(st.Columns, func(c pg.Column) bool { return c.Name == name })
+	}
+	names := func(from *pg.Table, columns []int) (out []int) {
+		for _, c := range columns {
+			if i := at(from.Columns[c].Name); i >= 0 {
+				out = append(out, i)
+			}
+		}
+		return out
+	}
+	st.Logged = names(leaf, leaf.Logged)
+	// Rows are found by what the log carries: the identity, or under FULL the table's key.
+	st.Key = names(into, into.Key)
+	if leaf.Replica == pg.IdentityIndex {
+		st.Key = st.Logged
+	}
+	for _, k := range st.Key {
+		if !slices.Contains(st.Logged, k) && len(st.Logged) > 0 {
+			return nil, fmt.Errorf("%s: its replica identity does not carry key column %s; hint: ALTER TABLE %s REPLICA IDENTITY DEFAULT",
+				leaf.Name, st.Columns[k].Name, leaf.Name.SQL())
+		}
+	}
+	for _, name := range t.rule.Columns {
+		if at(name) < 0 {
+			return nil, fmt.Errorf("%s: sharding key column %q is generated or missing; hint: shard by a stored column", t.name, name)
+		}
+		st.RuleKey = append(st.RuleKey, at(name))
+	}
+	for _, name := range t.guard {
+		if i := at(name); i >= 0 {
+			st.Guard = append(st.Guard, i)
+		}
+	}
+	return st, nil
+}

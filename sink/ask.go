@@ -1,0 +1,52 @@
+package sink
+
+import (
+	"context"
+	"sync"
+
+	"pgreshard/lookup"
+)
+
+// asker asks the shards for translations at the router's place in the stream, inside their open transactions: those
+// hold everything before this row and nothing after it.
+type asker struct {
+	r     *router
+	table *Table
+}
+
+// Ask asks every shard where the mapping is sharded, and adds the answers up; else the shard whose checkpoint of this
+// stream was the lowest at the start, because one that is ahead would answer from the future.
+func (k asker) Ask(ctx context.Context, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
+	shards := k.r.all
+	if !k.table.AskAll {
+		shards = []int{k.r.lowest()}
+	}
+	var mu sync.Mutex
+	total := make([]lookup.Answer, len(keys))
+	err := k.r.call(ctx, shards, func(ctx context.Context, a *applier) error {
+		answers, err := lookup.Ask(ctx, a.conn.PgConn(), q, keys)
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for i, answer := range answers {
+			if answer.Rows > 0 {
+				answer.Rows += total[i].Rows
+				total[i] = answer
+			}
+		}
+		return nil
+	})
+	return total, err
+}
+
+func (r *router) lowest() int {
+	low := 0
+	for i, a := range r.appliers {
+		if a.ahead < r.appliers[low].ahead {
+			low = i
+		}
+	}
+	return low
+}

@@ -1,0 +1,198 @@
+package sink
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"pgreshard/checkpoints"
+	"pgreshard/layout"
+	"pgreshard/pg"
+)
+
+// moveRow takes a row from one shard to another because its sharding key changed. Columns the log did not carry come
+// from the row on the old shard; the transaction that deletes it there leaves its image in the outbox, so that either
+// shard may commit first and a replay still finds them.
+func (r *router) moveRow(ctx context.Context, t *Table, from, to layout.Shard, old, new pg.Row) error {
+	if complete(new) {
+		r.add(from, op{kind: opDelete, table: t, old: old})
+		r.add(to, op{kind: opInsert, table: t, new: new})
+		return nil
+	}
+	if r.skip[to] {
+		r.add(from, op{kind: opDelete, table: t, old: old})
+		return nil
+	}
+	image, err := r.leave(ctx, t, []int{int(from)}, old)
+	if err != nil {
+		return err
+	}
+	if image == nil {
+		return &DivergedError{Table: t.Source, Shard: from, At: r.tx.Commit, What: "a row that changes its shard is not there", Key: keyText(old, t.Key)}
+	}
+	r.add(to, op{kind: opInsert, table: t, new: completed(new, image)})
+	return nil
+}
+
+// searchUpdate changes a row that may be on any shard: where its new key places it, or on another, from where it moves.
+func (r *router) searchUpdate(ctx context.Context, t *Table, to layout.Shard, old, new pg.Row) error {
+	others := r.others(to)
+	if r.skip[to] { // the row is there: whoever else still has it has not heard
+		_, err := r.leave(ctx, t, r.live(others), find(old, new))
+		return err
+	}
+	n, err := r.tryUpdate(ctx, t, to, old, new)
+	if err != nil || n == 1 {
+		return err
+	}
+	image, err := r.leave(ctx, t, others, find(old, new))
+	switch {
+	case err != nil:
+		return err
+	case image != nil && len(t.Feeds) > 0:
+		return &MappingChangedError{Table: t.Source, At: r.tx.Commit}
+	case image != nil:
+		new = completed(new, image)
+	case !r.ahead || !complete(new):
+		return &DivergedError{Table: t.Source, Shard: to, At: r.tx.Commit, What: "update of a row that is on no shard", Key: keyText(new, t.Key)}
+	}
+	r.add(to, op{kind: opInsert, table: t, new: new})
+	return nil
+}
+
+func find(old, new pg.Row) pg.Row {
+	if old != nil {
+		return old
+	}
+	return new
+}
+
+func (r *router) others(shard layout.Shard) []int {
+	var out []int
+	for _, s := range r.all {
+		if s != int(shard) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// live lists those of shards that do not have this transaction yet.
+func (r *router) live(shards []int) []int {
+	var out []int
+	for _, s := range shards {
+		if !r.skip[s] {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// tryUpdate runs an update on one shard and says how many rows it found: 0 or 1.
+func (r *router) tryUpdate(ctx context.Context, t *Table, shard layout.Shard, old, new pg.Row) (n int64, err error) {
+	o := &op{kind: opUpdate, table: t, old: old, new: new}
+	where := t.where(o.find())
+	set := t.assignable(new, old)
+	var s statement
+	values := s.bind(t, set, new)
+	match := s.bind(t, where, o.find())
+	assignments := t.set(set, values)
+	if len(set) == 0 {
+		assignments = t.set(where[:1], match[:1])
+	}
+	guard := s.bind(t, t.Guard, new)
+	sql := fmt.Sprintf("update %s t set %s where %s", t.Dest.SQL(), assignments, t.match(append(where[:len(where):len(where)], t.Guard...), append(match, guard...)))
+	err = r.call(ctx, []int{int(shard)}, func(ctx context.Context, a *applier) error {
+		result := a.conn.PgConn().ExecParams(ctx, sql, s.params, s.types, nil, nil).Read()
+		n = result.CommandTag.RowsAffected()
+		return result.Err
+	})
+	return n, err
+}
+
+// leave deletes a row from whichever of shards has it, keeps its image in the outbox there, and returns the image; nil
+// where none has it. A shard that is ahead is asked for the image it left behind.
+func (r *router) leave(ctx context.Context, t *Table, shards []int, row pg.Row) (image pg.Row, err error) {
+	if len(shards) == 0 {
+		return nil, nil
+	}
+	var mu sync.Mutex
+	found := 0
+	n, commit := r.n, r.tx.Commit
+	err = r.call(ctx, shards, func(ctx context.Context, a *applier) error {
+		var got pg.Row
+		var err error
+		if r.skip[a.shard] {
+			got, err = a.outboxed(ctx, commit, n)
+		} else {
+			if got, err = a.takeOut(ctx, t, row); got != nil && err == nil {
+				err = a.keepImage(ctx, t, got, commit, n)
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if got != nil {
+			image = got
+			found++
+		}
+		return err
+	})
+	if err == nil && found > 1 {
+		err = &DivergedError{Table: t.Source, At: commit, What: fmt.Sprintf("a row is on %d shards", found), Key: keyText(row, t.Key)}
+	}
+	return image, err
+}
+
+// takeOut deletes a row and returns it, nil where it was not there.
+func (a *applier) takeOut(ctx context.Context, t *Table, row pg.Row) (pg.Row, error) {
+	var s statement
+	where := t.where(row)
+	sql := fmt.Sprintf("delete from %s t where %s returning %s", t.Dest.SQL(), t.match(where, s.bind(t, where, row)), t.columnList(all(len(t.Columns))))
+	result := a.conn.PgConn().ExecParams(ctx, sql, s.params, s.types, nil, nil).Read()
+	if result.Err != nil || len(result.Rows) == 0 {
+		return nil, result.Err
+	}
+	return textRow(result.Rows[0]), nil
+}
+
+// textRow takes a result's row of text values over.
+func textRow(values [][]byte) pg.Row {
+	row := make(pg.Row, len(values))
+	for i, v := range values {
+		row[i] = pg.Datum{Kind: pg.Null}
+		if v != nil {
+			row[i] = pg.Datum{Kind: pg.Text, Bytes: v}
+		}
+	}
+	return row
+}
+
+// keepImage writes a deleted row to the outbox, in the transaction that deleted it.
+func (a *applier) keepImage(ctx context.Context, t *Table, image pg.Row, commit pg.LSN, n int64) error {
+	p := a.stream.Checkpoint
+	params := [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(commit.String()), fmt.Append(nil, n), []byte(t.Source.String()), imageLiteral(image)}
+	return a.conn.PgConn().ExecParams(ctx, checkpoints.OutboxSQL, params, nil, nil, nil).Read().Err
+}
+
+func (a *applier) outboxed(ctx context.Context, commit pg.LSN, n int64) (pg.Row, error) {
+	image, err := a.stream.Checkpoint.Outbox(ctx, a.conn, commit, n)
+	if err != nil || image == nil {
+		return nil, err
+	}
+	values := make([][]byte, len(image))
+	for i, v := range image {
+		if v != nil {
+			values[i] = []byte(*v)
+		}
+	}
+	return textRow(values), nil
+}
+
+// imageLiteral is a row as a text[] literal.
+func imageLiteral(r pg.Row) []byte {
+	column := make([]pg.Row, len(r))
+	for i, d := range r {
+		column[i] = pg.Row{d}
+	}
+	return arrayLiteral(column, 0)
+}

@@ -1,0 +1,146 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"pgreshard/checkpoints"
+	"pgreshard/layout"
+	"pgreshard/pg"
+)
+
+// ErrReread means that the stream is to be read again from the lowest checkpoint: nothing is wrong and nothing is lost,
+// rows turned out to have moved in a way that must be asked for row by row, which the next Run does.
+var ErrReread = errors.New("the stream is to be read again from the lowest checkpoint")
+
+// MessagePrefix marks our own messages in the log (pg_logical_emit_message). One of them makes every shard commit at
+// once, rows or not.
+const MessagePrefix = "pgreshard"
+
+// Stream writes one source's changes to every shard. Its fields are set before Run and not changed after.
+type Stream struct {
+	Checkpoint checkpoints.Stream
+	Source     pg.Shard // asked only for rows a resumed copy left incomplete
+	Shards     []pg.Shard
+	Router     Router
+	// Tables finds how a relation of the source (a leaf, or an ordinary table) is written, by its OID.
+	Tables map[uint32]*Table
+	// Leaves tells, by the leaf's OID, the destination's table to empty when a leaf is truncated alone.
+	Leaves map[uint32]pg.Name
+	// Mine says whether the source layout places a row with this sharding key on this source; nil where there is but one.
+	Mine func(t *Table, key []pg.Datum) (bool, error)
+	// Forgive records on every shard that a table forgives up to a position, before a row read there is written.
+	Forgive func(ctx context.Context, t *Table, until pg.LSN) error
+	// Confirm is told the position every shard has committed, whenever it grew.
+	Confirm    func(pg.LSN)
+	BatchBytes int // most that one destination transaction gathers; 0: 4 MB
+	AppName    string
+
+	batchBytes int
+	appliers   []*applier
+	gate       *gate
+	counters   counters
+	careful    map[*Table]bool
+	applied    atomic.Uint64
+	moved      atomic.Int64 // Unix nanoseconds when applied last grew
+}
+
+// NewStream readies the counters; the exported fields are the caller's to set.
+func NewStream(shards []pg.Shard) *Stream {
+	return &Stream{Shards: shards, counters: counters{shards: make([]shardCounters, len(shards))}, careful: map[*Table]bool{}}
+}
+
+// Applied is the position every shard has committed, 0 before the first Run has read the checkpoints.
+func (s *Stream) Applied() pg.LSN { return pg.LSN(s.applied.Load()) }
+
+// Run takes blocks until the channel is closed (then it commits what is whole and returns nil), until ctx ends, or until
+// anything fails. release is called for each block when nothing refers to it any more. It may be run again with blocks
+// from a stream started at or before Applied; transactions a shard already has are skipped there.
+func (s *Stream) Run(ctx context.Context, blocks <-chan *pg.Block, release func(*pg.Block)) error {
+	s.batchBytes = s.BatchBytes
+	if s.batchBytes == 0 {
+		s.batchBytes = 4 << 20
+	}
+	s.gate = newGate(len(s.Shards))
+	if err := s.connect(ctx); err != nil {
+		s.disconnect()
+		return err
+	}
+	defer s.disconnect()
+	s.committed()
+
+	g, ctx := errgroup.WithContext(ctx)
+	for _, a := range s.appliers {
+		g.Go(func() error {
+			if err := a.run(ctx); err != nil {
+				return fmt.Errorf("apply source %d to %s: %w", s.Checkpoint.Source, a.shard, err)
+			}
+			return nil
+		})
+	}
+	g.Go(func() error { return newRouter(s, release).run(ctx, blocks) })
+	err := g.Wait()
+	var again *carefulError
+	if errors.As(err, &again) {
+		s.careful[again.table] = true
+		return ErrReread
+	}
+	return err
+}
+
+// connect opens each shard and waits there until no older connection's transaction can move the checkpoint any more.
+func (s *Stream) connect(ctx context.Context) error {
+	s.appliers = nil
+	for i, shard := range s.Shards {
+		conn, err := pg.Open(ctx, shard, pg.Writer, s.AppName)
+		if err != nil {
+			return err
+		}
+		a := &applier{stream: s, shard: layout.Shard(i), conn: conn, queue: make(chan unit, 8), prepared: map[string]string{}, last: time.Now()}
+		s.appliers = append(s.appliers, a)
+		if _, err := conn.Exec(ctx, plannerSettings); err != nil {
+			return err
+		}
+		if a.at, err = s.Checkpoint.Lock(ctx, conn); err != nil {
+			return err
+		}
+		a.durable.Store(uint64(a.at))
+		a.ahead = a.at
+	}
+	return nil
+}
+
+// plannerSettings keep a plan made while a table was small, or never analysed, from scanning it whole when it is large.
+const plannerSettings = `set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off`
+
+func (s *Stream) disconnect() {
+	for _, a := range s.appliers {
+		pg.Close(a.conn)
+	}
+}
+
+// committed is called by every applier after a commit.
+func (s *Stream) committed() {
+	low := ^uint64(0)
+	for _, a := range s.appliers {
+		low = min(low, a.durable.Load())
+	}
+	for {
+		was := s.applied.Load()
+		if low <= was {
+			break
+		}
+		if s.applied.CompareAndSwap(was, low) {
+			s.moved.Store(time.Now().UnixNano())
+			break
+		}
+	}
+	if s.Confirm != nil {
+		s.Confirm(pg.LSN(low))
+	}
+}

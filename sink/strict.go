@@ -1,0 +1,162 @@
+package sink
+
+import (
+	"context"
+
+	"pgreshard/layout"
+	"pgreshard/pg"
+)
+
+// strict routes a change that must find things exactly as the source had them.
+func (r *router) strict(ctx context.Context, t *Table, kind pg.Op, old, new pg.Row) error {
+	if len(t.Feeds) > 0 {
+		r.forgetTranslations(t, old, new)
+	}
+	if t.Rule.Omni {
+		for _, shard := range r.all {
+			r.add(layout.Shard(shard), op{kind: kindOf(kind), table: t, old: old, new: new})
+		}
+		return nil
+	}
+	switch kind {
+	case pg.OpInsert:
+		shard, err := r.place(ctx, t, new)
+		r.addIf(err, shard, op{kind: opInsert, table: t, new: new})
+		return err
+	case pg.OpDelete:
+		return r.delete(ctx, t, old)
+	}
+	if t.loose() {
+		return r.updateLoose(ctx, t, old, new)
+	}
+	return r.update(ctx, t, old, new)
+}
+
+func kindOf(o pg.Op) opKind {
+	switch o {
+	case pg.OpInsert:
+		return opInsert
+	case pg.OpUpdate:
+		return opUpdate
+	}
+	return opDelete
+}
+
+func (r *router) addIf(err error, shard layout.Shard, o op) {
+	if err == nil {
+		r.add(shard, o)
+	}
+}
+
+// delete removes a row from the shard its old key names. Where the log does not tell that key, every shard is asked, of
+// which exactly one must hold the row.
+func (r *router) delete(ctx context.Context, t *Table, old pg.Row) error {
+	shard, known, err := r.standsOn(ctx, t, old)
+	if err != nil {
+		return err
+	}
+	if known {
+		r.add(shard, op{kind: opDelete, table: t, old: old})
+		return nil
+	}
+	r.deleteJointly(t, old)
+	return nil
+}
+
+// standsOn names the shard an old row is on, if the log or the cache tells. A key is never translated anew here: its
+// mapping may have gone before it.
+func (r *router) standsOn(ctx context.Context, t *Table, old pg.Row) (layout.Shard, bool, error) {
+	if t.Query == nil {
+		if t.loose() {
+			return 0, false, nil
+		}
+		shard, err := r.place(ctx, t, old)
+		return shard, err == nil, err
+	}
+	key := old[t.RuleKey[0]]
+	if key.Kind != pg.Text {
+		return 0, false, nil
+	}
+	value, ok := r.Router.Lookups.Cached(t.Query, key.Bytes)
+	if !ok {
+		return 0, false, nil
+	}
+	shard, err := placed(t, []pg.Datum{key}, []pg.Datum{{Kind: pg.Text, Bytes: value}})
+	return shard, err == nil, err
+}
+
+func (r *router) deleteJointly(t *Table, old pg.Row) {
+	j := &joint{loss: r.ahead}
+	for shard := range r.all {
+		if !r.skip[shard] {
+			j.pending.Add(1)
+		}
+	}
+	for _, shard := range r.all {
+		r.add(layout.Shard(shard), op{kind: opDelete, table: t, old: old, joint: j})
+	}
+	r.joints = r.seq
+}
+
+// update changes a row whose old key the log tells: by an old row, or by carrying none, which means that the identity,
+// and the sharding key within it, stayed.
+func (r *router) update(ctx context.Context, t *Table, old, new pg.Row) error {
+	to, err := r.place(ctx, t, new)
+	if err != nil {
+		return err
+	}
+	from := to
+	if old != nil {
+		if from, err = r.place(ctx, t, old); err != nil {
+			return err
+		}
+	}
+	if from == to {
+		r.add(to, op{kind: opUpdate, table: t, old: old, new: new})
+		return nil
+	}
+	return r.moveRow(ctx, t, from, to, old, new)
+}
+
+// updateLoose changes a row by an identity that does not tell its shard. As a rule the row is where its new key places
+// it; no shard commits past this before that is known. Where a table has shown otherwise, or a shard is ahead, it is
+// asked at once.
+func (r *router) updateLoose(ctx context.Context, t *Table, old, new pg.Row) error {
+	to, err := r.place(ctx, t, new)
+	if err != nil {
+		return err
+	}
+	if old != nil && t.keyChanged(old, new) || r.ahead || r.careful[t] {
+		return r.searchUpdate(ctx, t, to, old, new)
+	}
+	r.add(to, op{kind: opUpdate, table: t, old: old, new: new})
+	r.joints = r.seq
+	return nil
+}
+
+// keyChanged says that the update changes the row's key or its sharding key.
+func (t *Table) keyChanged(old, new pg.Row) bool {
+	for _, columns := range [][]int{t.Key, t.RuleKey} {
+		for _, c := range columns {
+			if old[c].Kind != pg.Unchanged && (old[c].Kind != new[c].Kind || string(old[c].Bytes) != string(new[c].Bytes)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// forgetTranslations drops what was cached of a mapping row that comes or goes: a translation may come back as another.
+// Which of its columns is the key the query alone knows, so every value of the row the query reads is taken for one.
+func (r *router) forgetTranslations(t *Table, old, new pg.Row) {
+	for _, row := range []pg.Row{old, new} {
+		for _, c := range t.Guard {
+			if row == nil || row[c].Kind != pg.Text {
+				continue
+			}
+			for _, q := range t.Feeds {
+				r.Router.Lookups.Invalidate(q, row[c].Bytes)
+			}
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package status
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"pgreshard/move"
+	"pgreshard/pg"
+)
+
+// health says that the process answers, nothing more: a worker that is waiting or that failed is not to be restarted
+// by an orchestrator that cannot help.
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) { text(w, http.StatusOK, "ok\n") }
+
+// ready says that the move goes on by itself: it has begun and nothing stopped it.
+func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
+	if st := s.config.Snapshot(); st.State == "" || st.Error != nil {
+		text(w, http.StatusServiceUnavailable, "not ready\n")
+		return
+	}
+	text(w, http.StatusOK, "ready\n")
+}
+
+func (s *Server) status(w http.ResponseWriter, _ *http.Request) { reply(w, s.config.Snapshot()) }
+
+const (
+	layoutWait  = 30 * time.Second
+	layoutEvery = 100 * time.Millisecond
+)
+
+// layout answers with the serving layout. With after=N it first waits, up to layoutWait, for a version above N; the
+// version in the answer says whether there was one.
+func (s *Server) layout(w http.ResponseWriter, r *http.Request) {
+	if after := r.URL.Query().Get("after"); after != "" {
+		version, err := strconv.Atoi(after)
+		if err != nil {
+			problem(w, http.StatusBadRequest, "after is not a layout version")
+			return
+		}
+		if !newer(r, s.config.Snapshot, version) {
+			return // the asker has gone
+		}
+	}
+	l, err := s.config.Layout(r.Context())
+	if err != nil {
+		problem(w, errorCode(err, http.StatusNotFound), err.Error())
+		return
+	}
+	reply(w, l)
+}
+
+// newer waits until a layout above version serves or the time is up; false means that nobody waits for the answer.
+func newer(r *http.Request, snapshot func() move.Status, version int) bool {
+	ticker := time.NewTicker(layoutEvery)
+	defer ticker.Stop()
+	end := time.NewTimer(layoutWait)
+	defer end.Stop()
+	for snapshot().Layout.Serving <= version {
+		select {
+		case <-r.Context().Done():
+			return false
+		case <-end.C:
+			return true
+		case <-ticker.C:
+		}
+	}
+	return true
+}
+
+// maxKey is the longest key /route takes, in bytes.
+const maxKey = 8 << 10
+
+func (s *Server) route(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	key := query.Get("key")
+	if !query.Has("key") || len(key) > maxKey {
+		problem(w, http.StatusBadRequest, "key is missing or too long (/route?table=orders&key=42)")
+		return
+	}
+	route, err := s.config.Route(r.Context(), query.Get("table"), key)
+	if err != nil {
+		problem(w, errorCode(err, http.StatusBadRequest), err.Error())
+		return
+	}
+	reply(w, route)
+}
+
+// errorCode is 503 for what may work in a moment.
+func errorCode(err error, otherwise int) int {
+	if pg.Transient(err) {
+		return http.StatusServiceUnavailable
+	}
+	return otherwise
+}
+
+func reply(w http.ResponseWriter, value any) {
+	body, err := json.Marshal(value)
+	if err != nil {
+		problem(w, http.StatusInternalServerError, "the answer has no JSON form")
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(append(body, '\n')) // the asker may have gone
+}
+
+func problem(w http.ResponseWriter, code int, what string) {
+	body, _ := json.Marshal(map[string]string{"error": what}) // a map of strings always has a form
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_, _ = w.Write(append(body, '\n'))
+}
+
+func text(w http.ResponseWriter, code int, body string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	_, _ = w.Write([]byte(body))
+}

@@ -1,0 +1,3 @@
+// Package status serves what a move says about itself: a page for people, JSON for programs, metrics for Prometheus,
+// and where a key lives. It reads move's snapshot at each request and holds no state of its own; it changes nothing.
+package status

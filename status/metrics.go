@@ -1,0 +1,144 @@
+package status
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"pgreshard/move"
+)
+
+// collector makes metrics of one snapshot at each scrape. What was not measured is left out, never 0.
+type collector struct{ snapshot func() move.Status }
+
+// Describe sends nothing: which series there are depends on the move.
+func (c collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect reads the snapshot once, so that all series are of one moment.
+func (c collector) Collect(out chan<- prometheus.Metric) {
+	s := c.snapshot()
+	for _, state := range states {
+		out <- gauge(stateDesc, truth(s.State == state), state)
+	}
+	out <- gauge(layoutDesc, float64(s.Layout.Serving))
+	out <- gauge(safeDesc, truth(s.SafeToCutOver.OK))
+	collectCopy(out, s.Copy)
+	collectStreams(out, s.Streams)
+	collectShards(out, s.Shards)
+	collectLookup(out, s.Lookup)
+	out <- gauge(verifyRowsDesc, float64(s.Verify.Rows))
+	out <- gauge(verifyDifferencesDesc, float64(s.Verify.Differences))
+	optional(out, freezeDesc, s.Cutover.FreezeSeconds)
+}
+
+// states are all a move can be in; one of them is 1.
+var states = []string{
+	"created", "schema", "copying", "indexing", "streaming", "cutting_over", "switched", "rolling_back", "rolled_back",
+	"completed", "cancelled",
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("pgreshard_"+name, help, labels, nil)
+}
+
+var (
+	stateDesc  = desc("state", "1 for the state the move is in.", "state")
+	layoutDesc = desc("layout_version", "Version of the layout that serves.")
+	safeDesc   = desc("safe_to_cut_over", "1 where a cutover may be tried now.")
+
+	copyRowsDesc  = desc("copy_rows_total", "Rows copied.", "source", "table")
+	copyBytesDesc = desc("copy_bytes_total", "Bytes of the table's file copied.", "source", "table")
+	copySizeDesc  = desc("copy_size_bytes", "Bytes of the table's file.", "source", "table")
+
+	lagBytesDesc   = desc("stream_lag_bytes", "Log written by the source that not every shard holds.", "source")
+	lagSecondsDesc = desc("stream_lag_seconds", "Age of the oldest change that not every shard holds.", "source")
+	retainedDesc   = desc("slot_retained_bytes", "Log the slot holds back on the source.", "source")
+	safeWALDesc    = desc("slot_safe_wal_size_bytes", "Log the source may write before the slot is lost.", "source")
+
+	appliedDesc      = desc("applied_rows_total", "Rows applied by the stream.", "shard", "op")
+	transactionsDesc = desc("applied_transactions_total", "Source transactions applied.", "shard")
+	batchDesc        = desc("batch_size_bytes", "Bytes gathered in one destination transaction.", "shard")
+	applyDesc        = desc("apply_duration_seconds", "Time to apply and commit one destination transaction.", "shard")
+	zeroDesc         = desc("zero_row_changes_total", "Changes that found no row.", "shard")
+
+	hitsDesc      = desc("lookup_cache_hits_total", "Keys whose translation was cached.")
+	missesDesc    = desc("lookup_cache_misses_total", "Keys whose translation was not cached.")
+	evictionsDesc = desc("lookup_cache_evictions_total", "Translations pushed out by the size bound.")
+	cacheDesc     = desc("lookup_cache_bytes", "Bytes the cached translations take.")
+	entriesDesc   = desc("lookup_cache_entries", "Cached translations.")
+	queriesDesc   = desc("lookup_queries_total", "Lookup queries, failed and timed-out ones too.")
+	queryDesc     = desc("lookup_query_duration_seconds", "Time of a lookup query, failed and timed-out ones too.")
+
+	verifyRowsDesc        = desc("verify_rows", "Rows compared by the last verification.")
+	verifyDifferencesDesc = desc("verify_differences", "Differences the last verification found.")
+	freezeDesc            = desc("freeze_seconds", "How long writes were refused by the last freeze.")
+)
+
+func collectCopy(out chan<- prometheus.Metric, list []move.CopyStatus) {
+	for _, c := range list {
+		source := strconv.Itoa(c.Source)
+		out <- counter(copyRowsDesc, c.Rows, source, c.Table)
+		out <- counter(copyBytesDesc, c.Bytes, source, c.Table)
+		out <- gauge(copySizeDesc, float64(c.BytesTotal), source, c.Table)
+	}
+}
+
+func collectStreams(out chan<- prometheus.Metric, list []move.StreamStatus) {
+	for _, s := range list {
+		source := strconv.Itoa(s.Source)
+		optional(out, lagBytesDesc, s.LagBytes, source)
+		optional(out, lagSecondsDesc, s.LagSeconds, source)
+		optional(out, retainedDesc, s.Retained, source)
+		optional(out, safeWALDesc, s.SafeWAL, source)
+	}
+}
+
+func collectShards(out chan<- prometheus.Metric, list []move.ShardStatus) {
+	for _, s := range list {
+		shard := strconv.Itoa(s.Shard)
+		out <- counter(appliedDesc, s.Rows.Inserted, shard, "insert")
+		out <- counter(appliedDesc, s.Rows.Updated, shard, "update")
+		out <- counter(appliedDesc, s.Rows.Deleted, shard, "delete")
+		out <- counter(transactionsDesc, s.Transactions, shard)
+		out <- counter(zeroDesc, s.ZeroRowChanges, shard)
+		out <- summary(batchDesc, s.Batches, float64(s.BatchBytes), shard)
+		out <- summary(applyDesc, s.Batches, s.ApplySeconds, shard)
+	}
+}
+
+func collectLookup(out chan<- prometheus.Metric, l move.LookupStatus) {
+	out <- counter(hitsDesc, l.Hits)
+	out <- counter(missesDesc, l.Misses)
+	out <- counter(evictionsDesc, l.Evictions)
+	out <- counter(queriesDesc, l.Queries)
+	out <- gauge(cacheDesc, float64(l.Bytes))
+	out <- gauge(entriesDesc, float64(l.Entries))
+	out <- summary(queryDesc, l.Queries, l.QuerySeconds)
+}
+
+func gauge(d *prometheus.Desc, value float64, labels ...string) prometheus.Metric {
+	return prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+}
+
+func counter(d *prometheus.Desc, value int64, labels ...string) prometheus.Metric {
+	return prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value), labels...)
+}
+
+// summary has a count and a sum and no quantiles.
+func summary(d *prometheus.Desc, count int64, sum float64, labels ...string) prometheus.Metric {
+	return prometheus.MustNewConstSummary(d, uint64(max(0, count)), sum, nil, labels...)
+}
+
+// optional sends a gauge where there is a value.
+func optional[N int64 | float64](out chan<- prometheus.Metric, d *prometheus.Desc, value *N, labels ...string) {
+	if value != nil {
+		out <- gauge(d, float64(*value), labels...)
+	}
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

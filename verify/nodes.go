@@ -1,0 +1,123 @@
+package verify
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"pgreshard/pg"
+)
+
+// node is a Node with the sessions opened on it so far.
+type node struct {
+	Node
+	side     string // "source" or "shard"
+	encoding string // server_encoding
+
+	mu   sync.Mutex
+	idle []*pgx.Conn
+	dead *Failure // set where it could not be reached at all: it is not tried again
+}
+
+// scanSettings hold for the transaction of one scan: money has one text form everywhere, and a grouping by key stays
+// in memory as long as that is cheap.
+const scanSettings = "select set_config('lc_monetary', 'C', true), set_config('work_mem', '64MB', true)"
+
+// use runs f in a read-only transaction of its own on this node. Errors come back as *Failure.
+func (n *node) use(ctx context.Context, f func(*pgconn.PgConn) error) error {
+	conn, err := n.take(ctx)
+	if err == nil {
+		err = n.scan(ctx, conn, f)
+	}
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	return &Failure{Side: n.side, Number: n.Number, Reason: reason(err), err: err}
+}
+
+func (n *node) scan(ctx context.Context, conn *pgx.Conn, f func(*pgconn.PgConn) error) error {
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	if err != nil {
+		pg.Close(conn)
+		return err
+	}
+	if err = n.settings(ctx, tx); err == nil {
+		err = f(conn.PgConn())
+	}
+	if err == nil {
+		err = tx.Commit(ctx)
+	}
+	if err != nil {
+		pg.Close(conn) // a failed scan may have left rows unread
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.idle = append(n.idle, conn)
+	return nil
+}
+
+func (n *node) settings(ctx context.Context, tx pgx.Tx) error {
+	if n.Snapshot != "" {
+		quoted := "'" + strings.ReplaceAll(n.Snapshot, "'", "''") + "'"
+		if _, err := tx.Exec(ctx, "set transaction snapshot "+quoted); err != nil {
+			return fmt.Errorf("read under its snapshot: %w", err)
+		}
+	}
+	_, err := tx.Exec(ctx, scanSettings)
+	return err
+}
+
+func (n *node) take(ctx context.Context) (*pgx.Conn, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.dead != nil {
+		return nil, n.dead.err
+	}
+	if last := len(n.idle) - 1; last >= 0 {
+		conn := n.idle[last]
+		n.idle = n.idle[:last]
+		return conn, nil
+	}
+	n.mu.Unlock()
+	conn, err := n.Open(ctx)
+	n.mu.Lock()
+	return conn, err
+}
+
+// reach opens the first session, learns the encoding, and marks the node dead where that fails.
+func (n *node) reach(ctx context.Context) {
+	err := n.use(ctx, func(conn *pgconn.PgConn) error {
+		n.encoding = conn.ParameterStatus("server_encoding")
+		return nil
+	})
+	if f, ok := err.(*Failure); ok {
+		n.dead = f
+	}
+}
+
+func (n *node) close() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, conn := range n.idle {
+		pg.Close(conn)
+	}
+	n.idle = nil
+}
+
+// each reads the rows of one statement, in text form. The values are valid until f returns.
+func each(ctx context.Context, conn *pgconn.PgConn, sql string, args [][]byte, f func(values [][]byte) error) error {
+	result := conn.ExecParams(ctx, sql, args, nil, nil, nil)
+	var err error
+	for err == nil && result.NextRow() {
+		err = f(result.Values())
+	}
+	if _, closed := result.Close(); err == nil {
+		err = closed
+	}
+	return err
+}

@@ -1,0 +1,176 @@
+package verify
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"pgreshard/pg"
+)
+
+// State is what came out for one table.
+type State string
+
+// The states of a table's comparison.
+const (
+	Clean   State = "clean"   // both sides were read whole and are equal, every row on its shard
+	Differs State = "differs" // at least one row is not as it must be
+	Partial State = "partial" // a node did not answer: nothing can be said, whatever else was found
+)
+
+// What is wrong with a row.
+type What string
+
+// The kinds of finding.
+const (
+	Missing   What = "missing"   // on the source, not on the destination
+	Extra     What = "extra"     // on the destination, not on the source
+	Different What = "different" // the same key on both sides, another value in the named columns
+	Doubled   What = "doubled"   // on the destination more often than on the source
+	Misplaced What = "misplaced" // on a shard that its key does not name
+)
+
+// Finding is one row, or for Misplaced one sharding key, that is not as it must be. It never holds a value of a column
+// outside the key.
+type Finding struct {
+	What    What     `json:"what"`
+	Key     string   `json:"key"`               // "id=7", cut at 64 bytes, or a hash of it; of a table without key a hash of the row
+	Columns []string `json:"columns,omitempty"` // Different: which
+	Source  *int     `json:"source,omitempty"`  // the source that has the row
+	Shard   *int     `json:"shard,omitempty"`   // the shard that has it
+	Want    *int     `json:"want,omitempty"`    // Misplaced: the shard that should have it, Nowhere if none
+	Rows    int64    `json:"rows,omitempty"`    // Misplaced: how many rows carry this key there
+}
+
+// Failure is a node that did not answer.
+type Failure struct {
+	Side   string `json:"side"` // "source" or "shard"
+	Number int    `json:"number"`
+	Reason string `json:"reason"` // timeout, unavailable, no_leader, error
+	err    error
+}
+
+// Error says which node and why.
+func (f *Failure) Error() string { return fmt.Sprintf("verify: %s %d: %v", f.Side, f.Number, f.err) }
+
+// Unwrap gives the server's or the connection's error.
+func (f *Failure) Unwrap() error { return f.err }
+
+// TableReport is what came out for one table. Counts are of rows. For an omnisharded table they are summed over the
+// copies.
+type TableReport struct {
+	Table     string     `json:"table"`
+	State     State      `json:"state"`
+	Rows      int64      `json:"rows"` // on the source
+	Missing   int64      `json:"missing"`
+	Extra     int64      `json:"extra"`
+	Different int64      `json:"different"`
+	Doubled   int64      `json:"doubled"`
+	Misplaced int64      `json:"misplaced"`
+	AtLeast   bool       `json:"at_least,omitempty"` // looking was stopped at Limit: there are more than the counts say
+	Keys      []Finding  `json:"keys"`               // at most Limit
+	Failures  []*Failure `json:"failures,omitempty"`
+
+	differs bool // buckets differ, whether or not rows were told apart
+}
+
+// Differences is the number of rows that are not as they must be (at least, where AtLeast is set).
+func (t *TableReport) Differences() int64 {
+	return t.Missing + t.Extra + t.Different + t.Doubled + t.Misplaced
+}
+
+// Report is one comparison, tables in the order of the request.
+type Report struct {
+	Started  time.Time     `json:"started"`
+	Finished time.Time     `json:"finished"`
+	Tables   []TableReport `json:"tables"`
+}
+
+// Clean says that every table is.
+func (r *Report) Clean() bool {
+	for i := range r.Tables {
+		if r.Tables[i].State != Clean {
+			return false
+		}
+	}
+	return true
+}
+
+// Differences is the sum over the tables.
+func (r *Report) Differences() (n int64) {
+	for i := range r.Tables {
+		n += r.Tables[i].Differences()
+	}
+	return n
+}
+
+// Unclean names the tables that are not clean, in order.
+func (r *Report) Unclean() (names []string) {
+	for i := range r.Tables {
+		if r.Tables[i].State != Clean {
+			names = append(names, r.Tables[i].Table)
+		}
+	}
+	return names
+}
+
+// settle derives the state from what was found.
+func (t *TableReport) settle() {
+	switch {
+	case len(t.Failures) > 0:
+		t.State = Partial
+	case t.differs || t.Differences() > 0:
+		t.State = Differs
+	default:
+		t.State = Clean
+	}
+	if t.Keys == nil {
+		t.Keys = []Finding{}
+	}
+}
+
+const keyBytes = 64 // longest key shown
+
+// showKey writes a key as a person reads it, within the bound.
+func showKey(columns []string, values []pg.Datum, hide bool) string {
+	parts := make([]string, len(columns))
+	for i, c := range columns {
+		if parts[i] = c + "=" + string(values[i].Bytes); values[i].Kind == pg.Null {
+			parts[i] = c + " is null"
+		}
+	}
+	s := strings.Join(parts, ", ")
+	if hide {
+		sum := sha256.Sum256([]byte(s))
+		return "#" + hex.EncodeToString(sum[:8])
+	}
+	if len(s) <= keyBytes {
+		return s
+	}
+	n := keyBytes
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}
+
+// reason puts an error under one of the words of the contract.
+func reason(err error) string {
+	var connect *pgconn.ConnectError
+	switch {
+	case errors.Is(err, context.DeadlineExceeded) || pgconn.Timeout(err):
+		return "timeout"
+	case errors.As(err, &connect) && (strings.Contains(err.Error(), "read only connection") || strings.Contains(err.Error(), "hot standby mode")):
+		return "no_leader"
+	case pg.Transient(err):
+		return "unavailable"
+	}
+	return "error"
+}
