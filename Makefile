@@ -3,8 +3,8 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
-# The directories deploy/setup.sh found Go in go first. PGRESHARD_PG_BIN, where set, is where servers are looked for.
-export PATH := $(shell deploy/setup.sh --path)
+# Go is where deploy/setup.sh finds it, asked when a recipe runs: the same make may have installed it.
+WITH_GO = export PATH="$$(deploy/setup.sh --path)" &&
 
 PACKAGES    ?= ./...
 TEST_FLAGS  ?=
@@ -16,22 +16,22 @@ PARALLEL    ?= 2
 .PHONY: build demo test race bench fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
-	CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
+	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
 
 demo: build             ## a whole move on throw-away servers, with writers
 	bin/pgreshard demo
 
 test: setup             ## every test, on real servers
-	go test -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
+	$(WITH_GO) go test -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
 
 race: setup             ## the tests under the race detector (needs a C compiler)
-	CGO_ENABLED=1 go test -race -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
+	$(WITH_GO) CGO_ENABLED=1 go test -race -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
 
 bench: setup            ## copy and catch-up beside native replication, in one run
-	go test -timeout 60m -p 1 -run '^$$' -bench . -benchmem $(TEST_FLAGS) $(PACKAGES)
+	$(WITH_GO) go test -timeout 60m -p 1 -run '^$$' -bench . -benchmem $(TEST_FLAGS) $(PACKAGES)
 
 fuzz: setup             ## each fuzz test for FUZZ_TIME
-	@for package in $$(go list $(PACKAGES)); do \
+	@$(WITH_GO) for package in $$(go list $(PACKAGES)); do \
 		for target in $$(go test -list '^Fuzz' $$package | grep '^Fuzz'); do \
 			echo "fuzz $$package $$target"; \
 			go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZ_TIME) $$package || exit 1; \
@@ -39,10 +39,10 @@ fuzz: setup             ## each fuzz test for FUZZ_TIME
 	done
 
 lint: setup             ## formatting, vet, staticcheck
-	@unformatted=$$(gofmt -l $$(find . -name '*.go' -not -path './.*')); \
+	@$(WITH_GO) unformatted=$$(gofmt -l $$(find . -name '*.go' -not -path './.*')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted (gofmt -w them):"; echo "$$unformatted"; exit 1; fi
-	go vet $(PACKAGES)
-	go tool staticcheck $(PACKAGES)
+	$(WITH_GO) go vet $(PACKAGES)
+	$(WITH_GO) go tool staticcheck $(PACKAGES)
 
 setup:
 	@deploy/setup.sh

@@ -72,7 +72,7 @@ func (m *Move) conduct(ctx context.Context, inv *inventory, followers []*followe
 			return err
 		}
 		err := c.try(ctx)
-		if !errors.Is(err, errWritersInFlight) && !errors.Is(err, errUnfenced) || attempt >= m.Attempts {
+		if !mayPass(err) || attempt >= m.Attempts {
 			return err
 		}
 		m.log.Info("a freeze was given up, trying again", "attempt", attempt, "reason", err.Error())
@@ -83,6 +83,11 @@ func (m *Move) conduct(ctx context.Context, inv *inventory, followers []*followe
 			return err
 		}
 	}
+}
+
+// mayPass says that the next attempt at a freeze may succeed: what was in its way ends by itself.
+func mayPass(err error) bool {
+	return errors.Is(err, errWritersInFlight) || errors.Is(err, errUnfenced) || errors.Is(err, errSourcesApart)
 }
 
 // arm puts the fence on every moved table of every source. Nothing is refused by it yet.

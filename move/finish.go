@@ -144,10 +144,28 @@ func (m *Move) compare(ctx context.Context, inv *inventory, at []pg.LSN) error {
 					t.Table, t.State, t.Missing, t.Extra, t.Different, t.Doubled, t.Misplaced)
 			}
 		}
+		if onlySources(report) {
+			return fmt.Errorf("%w: %w", errSourcesApart, e)
+		}
 		return e
 	}
 	m.setVerified(v)
 	return nil
+}
+
+// errSourcesApart means that the destination is right and the sources differ from each other in an omnisharded table.
+// The application writes such a table on one source after another, and the freeze came in between: its next attempt
+// may find them equal.
+var errSourcesApart = errors.New("the sources' copies of an omnisharded table differ")
+
+func onlySources(r *verify.Report) bool {
+	for i := range r.Tables {
+		t := &r.Tables[i]
+		if t.State != verify.Clean && (t.State != verify.Differs || t.BetweenSources == 0 || t.BetweenSources != t.Differences()) {
+			return false
+		}
+	}
+	return true
 }
 
 func (m *Move) setVerified(v VerifyStatus) {

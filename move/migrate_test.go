@@ -24,6 +24,7 @@ func TestAMoveUnderWritesLosesNothing(t *testing.T) {
 			if s := m.Snapshot(); s.State != move.StateCompleted || s.Layout.Serving != 2 || s.Verify.State != "clean" {
 				t.Errorf("after the move: %+v", s)
 			}
+			r.placed()
 			before := r.load.Stats().Commits
 			if err := r.load.Committed(t.Context(), before+200); err != nil {
 				t.Fatal(err)

@@ -67,21 +67,22 @@ func newRig(t *testing.T, m, n int, options pgtest.WorkloadOptions) *rig {
 	return r
 }
 
-// side has the workload's rules: users by their tenant's parent, items by their order's tenant, the rest by its own key.
+// side has the workload's rules: in the new layout users and documents live with their tenant's parent; items live with
+// their order's tenant, the rest goes by its own key.
 func side(database string, version int, dbs []*pgtest.DB) move.Side {
 	s := move.Side{Database: database, Layout: version}
 	for n, db := range dbs {
 		s.Shards = append(s.Shards, db.Shard(n))
 	}
-	users := layout.ShardedTable{Database: database, Name: "users", Columns: []string{"tenant_id"}}
+	parent := ""
 	if version > 1 {
-		users.LookupQuery = "SELECT COALESCE(parent_tenant_id, id) FROM tenants WHERE id = $1"
+		parent = "SELECT COALESCE(parent_tenant_id, id) FROM tenants WHERE id = $1"
 	}
 	s.Spec = layout.Spec{
 		Tables: []layout.ShardedTable{
-			users,
+			{Database: database, Name: "users", Columns: []string{"tenant_id"}, LookupQuery: parent},
 			{Database: database, Name: "orders", Columns: []string{"tenant_id"}},
-			{Database: database, Name: "documents", Columns: []string{"tenant_id"}},
+			{Database: database, Name: "documents", Columns: []string{"tenant_id"}, LookupQuery: parent},
 			{Database: database, Name: "events", Columns: []string{"tenant_id"}},
 			{Database: database, Name: "order_items", Columns: []string{"order_id"}, LookupQuery: "SELECT tenant_id FROM orders WHERE id = $1"},
 		},
@@ -127,7 +128,7 @@ func (r *rig) target(ctx context.Context, table string, tenant int64) (string, e
 	switch {
 	case table == "events":
 		typ, key = "uuid", pgtest.EventTenant(tenant)
-	case table == "users" && translate:
+	case (table == "users" || table == "documents") && translate:
 		key = strconv.FormatInt(pgtest.RootTenant(tenant), 10)
 	}
 	shard, err := r.places.of(context.WithoutCancel(ctx), typ, key, len(dbs))
@@ -218,7 +219,7 @@ func (r *rig) placed() {
 		}
 		for table, wrong := range map[string]string{
 			"orders":      "select count(*) from orders where not " + is("of_bigint", "tenant_id"),
-			"documents":   "select count(*) from documents where not " + is("of_bigint", "tenant_id"),
+			"documents":   "select count(*) from documents d left join tenants t on t.id = d.tenant_id where t.id is null or not " + is("of_bigint", "coalesce(t.parent_tenant_id, t.id)"),
 			"events":      "select count(*) from events where not " + is("of_uuid", "tenant_id"),
 			"users":       "select count(*) from users u left join tenants t on t.id = u.tenant_id where t.id is null or not " + is("of_bigint", "coalesce(t.parent_tenant_id, t.id)"),
 			"order_items": "select count(*) from order_items i left join orders o on o.id = i.order_id where o.id is null",

@@ -134,11 +134,11 @@ func TestAMissingVersionIsAnErrorWithAHint(t *testing.T) {
 // helperVariable makes the test binary start a cluster, print where it is and wait to be killed.
 const helperVariable = "PGTEST_HELPER_PROCESS"
 
+// TestMain is the helper process where it is asked to be.
 func TestMain(m *testing.M) {
 	if os.Getenv(helperVariable) == "" {
 		os.Exit(m.Run())
 	}
-	testing.Init()
 	c, err := New(context.Background(), Options{})
 	if err != nil {
 		fmt.Println("error:", err)

@@ -27,14 +27,15 @@ func (d Direction) String() string { return [...]string{"to server", "to client"
 type Relay struct {
 	listener net.Listener
 	wait     sync.WaitGroup
-	counts   counts
+	counts   atomic.Pointer[counts]
 	rules    rules
 	delay    [2]atomic.Int64 // nanoseconds
 	gates    [2]gate
 	refuse   atomic.Bool
 
+	prints   atomic.Bool // spares the lock while nothing is printed
 	printing sync.Mutex
-	print    io.Writer // nil: nothing is printed
+	print    io.Writer
 
 	mu     sync.Mutex
 	target string
@@ -62,6 +63,7 @@ func ListenRelay(target string) (*Relay, error) {
 		return nil, fmt.Errorf("relay before %s: %w", target, err)
 	}
 	r := &Relay{listener: listener, target: target, links: map[*link]struct{}{}}
+	r.ResetCounts()
 	r.wait.Go(r.accept)
 	return r, nil
 }
@@ -81,6 +83,7 @@ func (r *Relay) Print(w io.Writer) {
 	r.printing.Lock()
 	defer r.printing.Unlock()
 	r.print = w
+	r.prints.Store(w != nil)
 }
 
 // Delay makes every byte in one direction arrive later by d. Bytes follow each other as closely as before, so the
@@ -157,7 +160,7 @@ func (r *Relay) serve(client *net.TCPConn, number int) {
 		l.end(Reset)
 		return
 	}
-	r.counts.connections.Add(1)
+	r.counts.Load().connections.Add(1)
 	l.run()
 	r.mu.Lock()
 	delete(r.links, l)

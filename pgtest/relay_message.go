@@ -19,10 +19,14 @@ type Message struct {
 	Innermost  string // what XLogData carries of pgoutput: XLogData.Begin, XLogData.Insert, …
 	Size       int    // bytes on the wire
 
-	letter byte
-	body   []byte // its beginning at least; valid until the next message is read
-	passed int    // bytes taken from the reader
+	letter  byte   // 0 for packets without a type
+	startup int    // which of startupTypes, for those
+	body    []byte // its beginning at least; valid until the next message is read
+	passed  int    // bytes taken from the reader
 }
+
+// startupTypes are the packets without a type that are passed on.
+var startupTypes = [2]string{"StartupMessage", "CancelRequest"}
 
 // clientTypes and serverTypes are the messages of protocol 3 by their first byte.
 var clientTypes = [256]string{
@@ -59,8 +63,8 @@ var asks = [256]bool{'Q': true, 'S': true, 'H': true, 'F': true, 'c': true, 'f':
 const xlogDataHead = 25
 
 // identify names a message and follows what it means for the connection.
-func (l *link) identify(d Direction, letter byte, body []byte, size int) *Message {
-	m := &Message{Direction: d, Connection: l.number, Size: size, letter: letter, body: body}
+func (l *link) identify(d Direction, letter byte, body []byte, size int) Message {
+	m := Message{Direction: d, Connection: l.number, Size: size, letter: letter, body: body}
 	if d == ToServer {
 		m.Type = clientTypes[letter]
 	} else {
@@ -86,7 +90,10 @@ func (l *link) identify(d Direction, letter byte, body []byte, size int) *Messag
 // observe counts a message and prints it where that is wanted.
 func (r *Relay) observe(l *link, m *Message) {
 	m.Connection = l.number
-	r.counts.add(l, m)
+	r.counts.Load().add(l, m)
+	if !r.prints.Load() {
+		return
+	}
 	r.printing.Lock()
 	defer r.printing.Unlock()
 	if r.print != nil {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"syscall"
 )
 
 // sweep removes the directories of keepers that were killed themselves, which only the end of a whole container or
@@ -32,7 +31,7 @@ func left(note, namespace string) bool {
 	if n, _ := fmt.Sscan(string(text), &pid, &its); n < 1 || pid <= 1 {
 		return false
 	}
-	return its == namespace && ended(pid)
+	return its == namespace && gone(pid)
 }
 
 // lives says that the process named first in a file still runs.
@@ -43,7 +42,5 @@ func lives(path string) bool {
 	}
 	var pid int
 	_, err = fmt.Sscan(string(text), &pid)
-	return err != nil || !ended(pid)
+	return err != nil || !gone(pid)
 }
-
-func ended(pid int) bool { return syscall.Kill(pid, 0) == syscall.ESRCH }

@@ -3,9 +3,7 @@ package pgtest
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -244,30 +242,4 @@ func (t *transaction) and(other *transaction) *transaction {
 		committed: func() { t.committed(); other.committed() },
 		abandoned: func() { t.abandoned(); other.abandoned() },
 	}
-}
-
-const bigText = 20 << 10
-
-// text is NULL, short, or too large to stay in its row.
-func (w *writer) text() *string {
-	var text string
-	switch n := w.random.IntN(10); {
-	case n < 2:
-		return nil
-	case n < 8:
-		text = strings.Repeat("Größe \\N\t'\"\n", w.random.IntN(4))
-	default:
-		text = randomText(w.random, bigText)
-	}
-	return &text
-}
-
-// randomText does not compress.
-func randomText(random *rand.Rand, n int) string {
-	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-"
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = letters[random.IntN(len(letters))]
-	}
-	return string(b)
 }

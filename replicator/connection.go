@@ -43,9 +43,10 @@ type connection struct {
 	heard     bool // something came since the statistics were published
 
 	owed       bool   // the server asked for a status
-	asked      int    // how often it did at one position
+	asked      int    // how often it did at one position, one request soon after the other
 	askedAt    pg.LSN // that position
 	askedSince time.Time
+	askedLast  time.Time
 }
 
 // run receives, decodes and hands over. It never waits longer than poll without looking after status, whether for the
@@ -181,10 +182,11 @@ func (c *connection) keepalive(k pglogrepl.PrimaryKeepaliveMessage) error {
 // not wait for ever for a consumer that cannot.
 func (c *connection) answer(end pg.LSN) error {
 	now := time.Now()
-	if end != c.askedAt || c.asked == 0 {
+	if end != c.askedAt || now.Sub(c.askedLast) > time.Second {
 		c.asked, c.askedAt, c.askedSince = 0, end, now
 	}
 	c.asked++
+	c.askedLast = now
 	if c.asked >= stopAsks && now.Sub(c.askedSince) > stopWait {
 		return fmt.Errorf("the server is stopping and waits for confirmations that do not come: %w", io.ErrUnexpectedEOF)
 	}

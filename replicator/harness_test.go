@@ -98,14 +98,13 @@ func (f *following) next() *pg.Change {
 func (f *following) take() bool {
 	f.t.Helper()
 	if f.block != nil {
-		f.idle = f.block.Idle
 		f.Release(f.block)
 		f.block = nil
 	}
 	select {
 	case b, ok := <-f.Blocks():
 		if ok {
-			f.block, f.rest = b, b.Changes
+			f.block, f.rest, f.idle = b, b.Changes, b.Idle
 		}
 		return ok
 	case <-time.After(patience):

@@ -18,7 +18,7 @@ func TestIdlePositionsPassOverWhatIsNotPublished(t *testing.T) {
 	s := publish(t, db, "a")
 	f := follow(t, s.config())
 	db.Exec(t, `insert into unpublished select repeat('x', 100) from generate_series(1, 20000)`)
-	end := position(t, db, `select pg_current_wal_insert_lsn()`)
+	end := position(t, db, `select pg_current_wal_flush_lsn()`)
 	blocks := 0
 	for f.idle < end {
 		if !f.take() {

@@ -82,7 +82,9 @@ func TestAServerCanStopWhileItIsStreamedFrom(t *testing.T) {
 			stream := New(s.config())
 			done := make(chan error, 1)
 			go func() { done <- stream.Run(t.Context()) }()
-			eventually(t, "it streams", func() bool { return !stream.Stats().LastMessage.IsZero() })
+			eventually(t, "it streams", func() bool {
+				return db.Query(t, `select active from pg_replication_slots where slot_name = $1`, slotOf(db))[0][0] == "t"
+			})
 			began, stopped := time.Now(), make(chan error, 1)
 			go func() { stopped <- cluster.Stop(test.mode) }()
 			for b := range stream.Blocks() {

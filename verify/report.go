@@ -66,17 +66,20 @@ func (f *Failure) Unwrap() error { return f.err }
 // TableReport is what came out for one table. Counts are of rows. For an omnisharded table they are summed over the
 // copies.
 type TableReport struct {
-	Table     string     `json:"table"`
-	State     State      `json:"state"`
-	Rows      int64      `json:"rows"` // on the source
-	Missing   int64      `json:"missing"`
-	Extra     int64      `json:"extra"`
-	Different int64      `json:"different"`
-	Doubled   int64      `json:"doubled"`
-	Misplaced int64      `json:"misplaced"`
-	AtLeast   bool       `json:"at_least,omitempty"` // looking was stopped at Limit: there are more than the counts say
-	Keys      []Finding  `json:"keys"`               // at most Limit
-	Failures  []*Failure `json:"failures,omitempty"`
+	Table     string `json:"table"`
+	State     State  `json:"state"`
+	Rows      int64  `json:"rows"` // on the source
+	Missing   int64  `json:"missing"`
+	Extra     int64  `json:"extra"`
+	Different int64  `json:"different"`
+	Doubled   int64  `json:"doubled"`
+	Misplaced int64  `json:"misplaced"`
+	// BetweenSources is how many of these are rows of an omnisharded table in which another source differs from the first.
+	BetweenSources int64 `json:"between_sources,omitempty"`
+
+	AtLeast  bool       `json:"at_least,omitempty"` // looking was stopped at Limit: there are more than the counts say
+	Keys     []Finding  `json:"keys"`               // at most Limit
+	Failures []*Failure `json:"failures,omitempty"`
 
 	differs bool // buckets differ, whether or not rows were told apart
 }

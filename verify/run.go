@@ -176,6 +176,9 @@ func (v *verifier) compareCopies(ctx context.Context, t *Table, report *TableRep
 		if err := v.diff(ctx, t, v.side(t, copies[0]), v.side(t, n), list, rows, report); err != nil {
 			return err
 		}
+		if i+1 < len(v.sources) {
+			report.BetweenSources = report.Differences()
+		}
 	}
 	return nil
 }
