@@ -88,7 +88,7 @@ func (m *Move) copyRecord(ctx context.Context) error {
 // record, and the fence on the retired sources, so that a forgotten writer is refused and not lost.
 func (m *Move) cleanUp(ctx context.Context) error {
 	err := m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		return errors.Join(replicator.DropSlot(ctx, conn, m.slot(n)), replicator.DropPublication(ctx, conn, m.slot(n)))
+		return errors.Join(replicator.DropSlot(ctx, conn, m.slot(n)), replicator.DropPublication(ctx, conn, m.slot(n)), m.restoreIdentities(ctx, n, conn))
 	})
 	return errors.Join(err, m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
 		if err := m.fence(conn).remove(ctx); err != nil {

@@ -154,9 +154,7 @@ func (m *Move) takeOver(ctx context.Context) error {
 		me := checkpoints.Lease{Epoch: epoch + 1, Host: host, PID: os.Getpid(), Address: m.Address}
 		var holder *checkpoints.Lease
 		err = m.home(ctx, func(conn *pgx.Conn) (err error) {
-			holder, err = checkpoints.TakeLease(ctx, conn, m.Name, me, func(l checkpoints.Lease) bool {
-				return l.Host == host && errors.Is(syscall.Kill(l.PID, 0), syscall.ESRCH)
-			})
+			holder, err = checkpoints.TakeLease(ctx, conn, m.Name, me, gone)
 			return err
 		})
 		if err != nil {
@@ -176,6 +174,12 @@ func (m *Move) takeOver(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// gone says that a lease's holder ran on this machine and its process has ended.
+func gone(l checkpoints.Lease) bool {
+	host, _ := os.Hostname()
+	return l.Host == host && errors.Is(syscall.Kill(l.PID, 0), syscall.ESRCH)
 }
 
 func (m *Move) highestEpoch(ctx context.Context) (highest int64, err error) {

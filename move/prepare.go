@@ -105,23 +105,59 @@ func (m *Move) closeDestination(ctx context.Context, inv *inventory) error {
 }
 
 // identities sets REPLICA IDENTITY FULL on tables that need it, where the configuration says so. It must be there
-// before the slot.
+// before the slot. What was there before is remembered first.
 func (m *Move) identities(ctx context.Context, inv *inventory) error {
 	if !m.SetIdentity {
 		return nil
 	}
 	return m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		var was identities
+		if err := m.detail(ctx, identitiesKey(n), &was); err != nil {
+			return err
+		}
 		for _, leaf := range inv.leaves(n) {
 			if !m.needsFull(inv, leaf, n) {
 				continue
 			}
-			if _, err := conn.Exec(ctx, fmt.Sprintf("alter table %s replica identity full", leaf.Name.SQL())); err != nil {
+			was = append(was, identity{leaf.Name, leaf.Replica, leaf.ReplicaIndex})
+			if err := m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetDetail(ctx, conn, identitiesKey(n), was) }); err != nil {
+				return err
+			}
+			if _, err := conn.Exec(ctx, fmt.Sprintf("alter table only %s replica identity full", leaf.Name.SQL())); err != nil {
 				return fmt.Errorf("set the replica identity of %s: %w", leaf.Name, err)
 			}
 			leaf.Replica = pg.IdentityFull
 		}
 		return nil
 	})
+}
+
+// identities is what the move changed of one source's tables, in the order it did.
+type identities []identity
+
+type identity struct {
+	Table pg.Name
+	Was   pg.ReplicaIdentity
+	Index string // of IdentityIndex
+}
+
+func identitiesKey(source int) string { return fmt.Sprintf("identities_%d", source) }
+
+// restoreIdentities puts back what identities changed.
+func (m *Move) restoreIdentities(ctx context.Context, source int, conn *pgx.Conn) error {
+	var was identities
+	if err := m.detail(ctx, identitiesKey(source), &was); err != nil {
+		return err
+	}
+	for _, i := range was {
+		to := map[pg.ReplicaIdentity]string{pg.IdentityDefault: "default", pg.IdentityNothing: "nothing", pg.IdentityFull: "full",
+			pg.IdentityIndex: "using index " + ident(i.Index)}[i.Was]
+		_, err := conn.Exec(ctx, fmt.Sprintf("alter table only %s replica identity %s", i.Table.SQL(), to))
+		if err != nil && pg.Code(err) != "42P01" {
+			return fmt.Errorf("put back the replica identity of %s: %w", i.Table, err)
+		}
+	}
+	return nil
 }
 
 // needsFull: without a usable identity the application's own UPDATE and DELETE would fail once the table is published;

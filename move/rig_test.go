@@ -91,6 +91,9 @@ func side(database string, version int, dbs []*pgtest.DB) move.Side {
 	return s
 }
 
+// noteRule is for tests that add a table notes.
+var noteRule = layout.ShardedTable{Database: "app_sharded", Name: "notes", Columns: []string{"tenant_id"}}
+
 // places names shards by PostgreSQL's own declaration of hash partitions, without any code of ours.
 type places struct {
 	mu    sync.Mutex

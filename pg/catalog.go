@@ -61,9 +61,9 @@ select a.attrelid, a.attnum, a.attname, a.atttypid, b.base, a.atttypmod, format_
 // A key is a unique index over whole columns that are never null, checked at once and over every row. The primary key
 // comes first, then the index chosen as replica identity.
 const selectKeys = `
-select i.indrelid, i.indisprimary, i.indisreplident,
+select i.indrelid, i.indisprimary, i.indisreplident, x.relname,
        array(select k::int from unnest(i.indkey::int2[]) with ordinality u(k, n) where n <= i.indnkeyatts order by n)
-  from pg_index i join pg_class c on c.oid = i.indrelid join pg_namespace n on n.oid = c.relnamespace
+  from pg_index i join pg_class x on x.oid = i.indexrelid join pg_class c on c.oid = i.indrelid join pg_namespace n on n.oid = c.relnamespace
  where (i.indisprimary or i.indisreplident) and i.indisunique and i.indimmediate and i.indisvalid and i.indpred is null
    and n.nspname not in ('pg_catalog', 'information_schema', 'pgreshard') and n.nspname !~ '^pg_'
  order by i.indrelid, i.indisprimary desc`
@@ -136,8 +136,9 @@ func (c *Catalog) readKeys(ctx context.Context, q Querier) error {
 	for rows.Next() {
 		var table uint32
 		var primary, replica bool
+		var index string
 		var nums []int32
-		if err := rows.Scan(&table, &primary, &replica, &nums); err != nil {
+		if err := rows.Scan(&table, &primary, &replica, &index, &nums); err != nil {
 			return err
 		}
 		t := c.byOID[table]
@@ -150,6 +151,9 @@ func (c *Catalog) readKeys(ctx context.Context, q Querier) error {
 		}
 		if t.Replica == IdentityDefault && primary || t.Replica == IdentityIndex && replica {
 			t.Logged = key
+		}
+		if t.Replica == IdentityIndex && replica {
+			t.ReplicaIndex = index
 		}
 	}
 	if err := rows.Err(); err != nil {

@@ -53,6 +53,8 @@ type Table struct {
 	Owner       string
 	Columns     []Column // live columns in attnum order
 	Replica     ReplicaIdentity
+	// ReplicaIndex is the index chosen as replica identity, empty unless Replica is IdentityIndex.
+	ReplicaIndex string
 
 	// Key lists the columns (indexes into Columns) that tell one row from another: the primary key, else the index
 	// chosen as replica identity; never a deferrable, partial or nullable one. Empty: the table has no such key.

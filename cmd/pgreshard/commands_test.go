@@ -25,6 +25,9 @@ type fakeEngine struct {
 	migrate func(context.Context, func(context.Context) (bool, error)) error
 }
 
+func (*fakeEngine) Cancel(context.Context, move.CancelOptions) error { return nil }
+func (*fakeEngine) Complete(context.Context, bool) error             { return nil }
+
 type fakeReport struct {
 	Name string `json:"name"`
 	ok   bool

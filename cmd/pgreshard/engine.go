@@ -16,6 +16,9 @@ type engine interface {
 	Verify(context.Context) (report, error)
 	Route(ctx context.Context, table, key string) (report, error)
 	Layout(context.Context) (report, error)
+	// Cancel and Complete act on the databases themselves; no worker may run.
+	Cancel(context.Context, move.CancelOptions) error
+	Complete(ctx context.Context, release bool) error
 
 	// Status reads the bookkeeping tables; Snapshot is what the worker in this process knows, and asks nobody.
 	Status(context.Context) (move.Status, error)

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"pgreshard/move"
+)
+
+func (a *app) cancelCommand() *cobra.Command {
+	var o move.CancelOptions
+	c := &cobra.Command{
+		Use:   "cancel",
+		Short: "Stop a move before the switch and take away everything it made",
+		Long: "Stop a move before the switch: the source serves as before, and what the move made on both sides (slots, publications,\n" +
+			"the fence, schema pgreshard) is dropped. The rows it has copied stay, unless --drop-data is given. No worker may run.",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.with(c.Context(), func(e engine, config *Config) error {
+				if err := e.Cancel(c.Context(), o); err != nil {
+					return err
+				}
+				_, err := fmt.Fprintf(a.stdout, "move %s is cancelled: nothing of it is left on any node\n", config.Move.Name)
+				return err
+			})
+		},
+	}
+	c.Flags().BoolVar(&o.DropData, "drop-data", false, "also drop the destination tables the move made, and empty those it found")
+	c.Flags().BoolVar(&o.TakeOver, "take-over", false, "although another worker holds the move and cannot be reached")
+	return c
+}
+
+func (a *app) completeCommand() *cobra.Command {
+	var release bool
+	c := &cobra.Command{
+		Use:   "complete",
+		Short: "End a move that has switched",
+		Long: "End a move that has switched. Two things stay: the layout record on the serving shards, and the fence on the retired\n" +
+			"source, so that a forgotten writer is refused and not lost.",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.with(c.Context(), func(e engine, config *Config) error {
+				if err := e.Complete(c.Context(), release); err != nil {
+					return err
+				}
+				stays := "the layout record on every shard, and the fence on the retired source"
+				if release {
+					stays = "the layout record on every shard"
+				}
+				_, err := fmt.Fprintf(a.stdout, "move %s is completed; what stays: %s\n", config.Move.Name, stays)
+				return err
+			})
+		},
+	}
+	c.Flags().BoolVar(&release, "release-source", false, "take the fence off the retired source too")
+	return c
+}
