@@ -150,7 +150,7 @@ func demoDatabase(i int) string {
 }
 
 // demoRows are rows per tenant before the writers begin.
-var demoRows = pgtest.FillSizes{Users: 100, Orders: 100, Items: 4, Documents: 10, Events: 200, Countries: 100}
+var demoRows = pgtest.FillSizes{Users: 100, Orders: 50, Items: 4, Documents: 5, Events: 200, Countries: 100}
 
 const demoTenants = 120
 
