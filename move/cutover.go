@@ -21,6 +21,9 @@ func (m *Move) streamAndCutOver(ctx context.Context, o MigrateOptions) error {
 	if err != nil {
 		return err
 	}
+	if err := m.acceptDrift(ctx, inv); err != nil {
+		return err
+	}
 	followers, err := m.newFollowers(ctx, inv)
 	if err != nil {
 		return err
@@ -232,6 +235,11 @@ func (e *stepError) Unwrap() error { return e.err }
 
 // check looks for what would make the freeze fail or last, before anything is refused.
 func (c *cutover) check(ctx context.Context) error {
+	for n := range c.Source.Shards {
+		if err := c.lookForDDL(ctx, c.inv, n); err != nil {
+			return err
+		}
+	}
 	err := c.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		all, err := blockers(ctx, conn, time.Second)
 		if err != nil || len(all) == 0 {

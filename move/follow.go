@@ -18,6 +18,7 @@ import (
 // follower carries one source's changes to the shards: a replicator and a sink that live and end together.
 type follower struct {
 	move   *Move
+	inv    *inventory
 	source int
 	sink   *sink.Stream
 	reader atomic.Pointer[replicator.Stream] // of the present run
@@ -63,7 +64,7 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory) ([]*follower, e
 				return int(shard) == n, err
 			}
 		}
-		all = append(all, &follower{move: m, source: n, sink: s})
+		all = append(all, &follower{move: m, inv: inv, source: n, sink: s})
 	}
 	m.mu.Lock()
 	m.followers = all
@@ -112,11 +113,17 @@ func (f *follower) lowestCheckpoint(ctx context.Context) (low pg.LSN, err error)
 	return low, err
 }
 
-// watch asks the source where its log is, so that the lag is known, and sweeps the outboxes.
+// watch asks the source where its log is, so that the lag is known, looks every three seconds for changes the log does
+// not show, and sweeps the outboxes.
 func (f *follower) watch(ctx context.Context) error {
 	for n := 0; ; n++ {
 		if err := f.ask(ctx); err != nil {
 			return err
+		}
+		if n%12 == 8 {
+			if err := f.move.lookForDDL(ctx, f.inv, f.source); err != nil {
+				return err
+			}
 		}
 		if n%120 == 60 {
 			if err := f.sweep(ctx); err != nil {

@@ -79,6 +79,9 @@ func (m *Move) makeSchema(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := m.recordShapes(ctx, inv); err != nil {
+		return err
+	}
 	return m.closeDestination(ctx, inv)
 }
 
