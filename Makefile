@@ -12,8 +12,10 @@ TIMEOUT     ?= 20m
 FUZZ_TIME   ?= 30s
 # Tests start real servers: packages beside each other cost memory more than they save time.
 PARALLEL    ?= 2
+# bench: copy, catchup or all. Its sizes are in docs/performance.md.
+BENCH       ?= all
 
-.PHONY: build demo test race bench fuzz lint setup clean
+.PHONY: build demo test race bench memory fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -27,8 +29,11 @@ test: setup             ## every test, on real servers
 race: setup             ## the tests under the race detector (needs a C compiler)
 	$(WITH_GO) CGO_ENABLED=1 go test -race -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
 
-bench: setup            ## copy and catch-up beside native replication, in one run
-	$(WITH_GO) go test -timeout 60m -p 1 -run '^$$' -bench . -benchmem $(TEST_FLAGS) $(PACKAGES)
+bench: setup            ## copy and catch-up beside native replication, in one run (docs/performance.md)
+	$(WITH_GO) BENCH=$(BENCH) go test -v -count 1 -timeout 180m -run '^TestBench$$' $(TEST_FLAGS) ./move
+
+memory: setup           ## peak memory beside a table of 2 GB and a transaction of a million rows (12 GB of disk)
+	$(WITH_GO) PGRESHARD_TEST_MEMORY=1 go test -v -count 1 -timeout 120m -run '^TestTheWorkerStaysSmall' $(TEST_FLAGS) ./cmd/pgreshard
 
 fuzz: setup             ## each fuzz test for FUZZ_TIME
 	@$(WITH_GO) for package in $$(go list $(PACKAGES)); do \

@@ -1,6 +1,7 @@
 package lookup
 
 import (
+	"bytes"
 	"context"
 	"math"
 	"sync"
@@ -116,6 +117,15 @@ func (c *Cache) Invalidate(q *Query, key []byte) {
 	k := borrowed(q, key)
 	delete(c.flights, k)
 	c.entries.Invalidate(k)
+}
+
+// Store puts in a translation that the caller knows without asking; it takes the place of an answer under way.
+func (c *Cache) Store(q *Query, key, value []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := owned(q, key)
+	delete(c.flights, k)
+	c.entries.Set(k, bytes.Clone(value))
 }
 
 // Forget forgets every key of one query.

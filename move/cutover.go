@@ -96,9 +96,15 @@ func mayPass(err error) bool {
 // arm puts the fence on every moved table of every source. Nothing is refused by it yet.
 func (m *Move) arm(ctx context.Context, inv *inventory) error {
 	return m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		f := fence{Conn: conn, Epoch: m.book.Epoch, LockTimeout: m.LockTimeout}
-		if err := f.setUp(ctx, int64(m.Source.Layout), int64(m.Source.Layout), false); err != nil {
+		f := m.fence(conn)
+		state, err := readFence(ctx, conn)
+		if err != nil {
 			return err
+		}
+		if state.Layout != int64(m.Source.Layout) { // setting up takes the lock that writers hold, so once only
+			if err := f.setUp(ctx, int64(m.Source.Layout), int64(m.Source.Layout), false); err != nil {
+				return err
+			}
 		}
 		return f.arm(ctx, inv.names(), true)
 	})
@@ -155,6 +161,7 @@ type cutover struct {
 	deadline  time.Time // by our clock: when the earliest freeze would end by itself
 	frozen    []frozen  // by source
 	sequences [][]Sequence
+	finishing bool // foreign keys may have been made
 }
 
 // try runs the recipe once. An error before the switch comes back as an UndoneError, after everything is undone.
@@ -324,6 +331,7 @@ func (c *cutover) drain(ctx context.Context) error {
 // finish gives the destination what must be decided after the last write: sequences above every value handed out, and
 // foreign keys, unchecked for now.
 func (c *cutover) finish(ctx context.Context) error {
+	c.finishing = true
 	if err := c.readSequences(ctx, true); err != nil {
 		return err
 	}
@@ -422,14 +430,23 @@ func (m *Move) setFreeze(d time.Duration) {
 }
 
 // undo gives the cutover up: the source serves writes again. It runs to its end even where ctx has ended, but not
-// against a worker that has taken over, who decides.
+// against a worker that has taken over, who decides. Where a source could not be told, no UndoneError claims that it
+// serves: decideCutover goes on from there.
 func (c *cutover) undo(ctx context.Context, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.MaxFreeze+10*time.Second)
 	defer cancel()
 	c.log.Warn("cutover undone", "reason", cause.Error())
-	err := c.liftAll(ctx)
+	if err := c.liftAll(ctx); err != nil {
+		return fmt.Errorf("undo: %w (undone because of: %v)", err, cause)
+	}
 	c.setFreeze0(time.Since(c.began))
-	err = errors.Join(err, c.dropForeignKeys(ctx), c.journal(ctx, "undo", "after"), c.enter(ctx, StateStreaming))
+	var err error
+	if c.finishing {
+		err = c.dropForeignKeys(ctx)
+	}
+	if err == nil { // else the state stays, for decideCutover to drop them
+		err = errors.Join(c.journal(ctx, "undo", "after"), c.enter(ctx, StateStreaming))
+	}
 	step := ""
 	var s *stepError
 	if errors.As(cause, &s) {
@@ -449,7 +466,9 @@ func (m *Move) setFreeze0(d time.Duration) {
 func (m *Move) liftAll(ctx context.Context) error {
 	return m.sources(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
 		state, err := readFence(ctx, conn)
-		if err != nil || !state.Installed {
+		// Where nothing is frozen nothing is lifted: the lock that lifting takes refuses writers while it waits for one
+		// in flight, and only a source that is not frozen has any.
+		if err != nil || !state.Installed || state.Until == 0 {
 			return err
 		}
 		for {
@@ -464,12 +483,18 @@ func (m *Move) liftAll(ctx context.Context) error {
 	})
 }
 
-// dropForeignKeys takes back what finish made: with it a TRUNCATE in the stream would fail.
+// dropForeignKeys takes back what finish made: with it a TRUNCATE in the stream would fail. The stream goes on
+// meanwhile, and others may use the tables, so a lock that is not had is given up and asked for again until ctx ends.
 func (c *cutover) dropForeignKeys(ctx context.Context) error {
 	return c.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
 		for _, k := range c.keys {
-			if _, err := conn.Exec(ctx, fmt.Sprintf("alter table %s drop constraint if exists %s", k.Table.SQL(), pgx.Identifier{k.Name}.Sanitize())); err != nil {
-				return err
+			drop := fmt.Sprintf("alter table %s drop constraint if exists %s", k.Table.SQL(), pgx.Identifier{k.Name}.Sanitize())
+			err := c.fence(conn).inShortTransaction(ctx, drop)
+			for lockNotHad(err) {
+				err = c.fence(conn).inShortTransaction(ctx, drop)
+			}
+			if err != nil {
+				return fmt.Errorf("drop foreign key %s of %s: %w", k.Name, k.Table, err)
 			}
 		}
 		return nil

@@ -16,18 +16,22 @@ func (e *PlanError) Error() string {
 	for _, p := range e.Problems {
 		list = append(list, p.String())
 	}
-	return fmt.Sprintf("%d problems block the move:\n%s", len(list), strings.Join(list, "\n"))
+	noun := "problems block"
+	if len(list) == 1 {
+		noun = "problem blocks"
+	}
+	return fmt.Sprintf("%d %s the move:\n%s", len(list), noun, strings.Join(list, "\n"))
 }
 
 // DifferenceError means that the destination does not hold exactly what the source holds. Exit code 3; inside a
 // cutover it is the reason of an UndoneError.
 type DifferenceError struct {
 	Tables []string // the tables' names
-	Detail string   // one line a table
+	Detail string   // a clause a table
 }
 
 func (e *DifferenceError) Error() string {
-	return fmt.Sprintf("verification found differences in %s: %s; hint: `pgreshard verify` lists the rows", strings.Join(e.Tables, ", "), e.Detail)
+	return fmt.Sprintf("verification found differences in %s (%s); hint: `pgreshard verify` lists the rows", strings.Join(e.Tables, ", "), e.Detail)
 }
 
 // UndoneError means that a cutover was given up before the switch: the source serves writes again. Exit code 4.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -30,9 +31,15 @@ func (m *Move) open(ctx context.Context, inv *inventory) error {
 		if err := SetTriggerStates(ctx, conn, triggers); err != nil {
 			return err
 		}
-		return m.fence(conn).open(ctx, int64(m.Destination.Layout))
+		err := m.fence(conn).open(ctx, int64(m.Destination.Layout))
+		if pg.Code(err) == undefinedFunction { // a worker that died in cleanUp had opened it and taken it away
+			return nil
+		}
+		return err
 	})
 }
+
+const undefinedFunction = "42883"
 
 // finishSwitch completes what follows the switch: everything here rolls forward and may be repeated. Copies of the
 // record, the sources' refusals name the new layout, foreign keys are validated, and what the move made goes.
@@ -137,13 +144,14 @@ func (m *Move) compare(ctx context.Context, inv *inventory, at []pg.LSN) error {
 	if !report.Clean() {
 		v.State = "different"
 		m.setVerified(v)
-		e := &DifferenceError{Tables: report.Unclean()}
+		var detail []string
 		for _, t := range report.Tables {
 			if t.State != verify.Clean {
-				e.Detail += fmt.Sprintf("%s (%s: %d missing, %d extra, %d different, %d doubled, %d misplaced) ",
-					t.Table, t.State, t.Missing, t.Extra, t.Different, t.Doubled, t.Misplaced)
+				detail = append(detail, fmt.Sprintf("%s: %s, %d missing, %d extra, %d different, %d doubled, %d misplaced",
+					t.Table, t.State, t.Missing, t.Extra, t.Different, t.Doubled, t.Misplaced))
 			}
 		}
+		e := &DifferenceError{Tables: report.Unclean(), Detail: strings.Join(detail, "; ")}
 		if onlySources(report) {
 			return fmt.Errorf("%w: %w", errSourcesApart, e)
 		}

@@ -3,6 +3,7 @@ package move
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -24,6 +25,7 @@ type follower struct {
 	reader atomic.Pointer[replicator.Stream] // of the present run
 	end    atomic.Uint64                     // the source's insert position, as last asked
 	asked  atomic.Int64                      // when, Unix nanoseconds; 0: never
+	began  atomic.Int64                      // when it was first asked, Unix nanoseconds
 	even   atomic.Int64                      // when applied last was where the source had been asked to be, Unix nanoseconds
 }
 
@@ -63,6 +65,7 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory) ([]*follower, e
 				shard, err := inv.sourceLayout.Rule(t.Source).Place(key)
 				return int(shard) == n, err
 			}
+			s.Settle = func(ctx context.Context, t *sink.Table) error { return m.settle(ctx, n, t) }
 		}
 		all = append(all, &follower{move: m, inv: inv, source: n, sink: s})
 	}
@@ -70,6 +73,35 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory) ([]*follower, e
 	m.followers = all
 	m.mu.Unlock()
 	return all, nil
+}
+
+// settleTime is how long a stream that misses a mapping waits for the others; then the whole is tried again.
+const settleTime = 30 * time.Second
+
+// settle waits until the other streams that carry a table's mapping have passed where their sources are now. An
+// omnisharded mapping comes from the first source alone, which therefore waits for nobody.
+func (m *Move) settle(ctx context.Context, source int, t *sink.Table) error {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	m.mu.Lock()
+	all := m.followers
+	m.mu.Unlock()
+	for _, f := range all {
+		if f.source == source || !t.AskAll && f.source != 0 || !t.AskAll && source == 0 {
+			continue
+		}
+		var end pg.LSN
+		err := m.source(ctx, f.source, func(conn *pgx.Conn) error {
+			return conn.QueryRow(ctx, `select pg_current_wal_insert_lsn()::text`).Scan(&end)
+		})
+		for err == nil && f.sink.Applied() < end {
+			err = sleep(ctx, 5*time.Millisecond)
+		}
+		if err != nil {
+			return fmt.Errorf("wait for the stream of source %d, which may bring a mapping: %w", f.source, err)
+		}
+	}
+	return nil
 }
 
 // run streams until ctx ends or anything fails.
@@ -149,6 +181,7 @@ func (f *follower) ask(ctx context.Context) error {
 	if when != 0 && f.sink.Applied() >= was {
 		f.even.Store(when)
 	}
+	f.began.CompareAndSwap(0, time.Now().UnixNano())
 	f.end.Store(uint64(end))
 	f.asked.Store(time.Now().UnixNano())
 	return nil
@@ -172,8 +205,8 @@ func (f *follower) lag() (bytes int64, age time.Duration, ok bool) {
 	}
 	bytes = max(0, int64(f.end.Load())-int64(f.sink.Applied()))
 	even := f.even.Load()
-	if even == 0 {
-		return bytes, 0, false
+	if even == 0 { // never level yet: at least as old as this worker's stream
+		even = f.began.Load()
 	}
 	return bytes, time.Since(time.Unix(0, even)), true
 }

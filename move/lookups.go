@@ -3,7 +3,9 @@ package move
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -31,6 +33,9 @@ func (inv *inventory) readLookups(ctx context.Context, m *Move) error {
 			continue
 		}
 		err := m.on(ctx, m.Source.Shards[0], pg.Reader, func(conn *pgx.Conn) error { return inv.readLookup(ctx, conn, t) })
+		if pg.Code(err) != "" && !pg.Transient(err) {
+			return &PlanError{layout.Problems{{Table: t.name.String(), What: "lookup_query: " + err.Error(), Hint: "correct the SQL, or grant the role what it reads"}}}
+		}
 		if err != nil {
 			return fmt.Errorf("lookup_query of %s: %w", t.name, err)
 		}
@@ -65,6 +70,9 @@ func (inv *inventory) readLookup(ctx context.Context, conn *pgx.Conn, t *moved) 
 		inv.reads(t, name, column)
 		return nil
 	})
+	if err == nil {
+		inv.notePlain(t)
+	}
 	return err
 }
 
@@ -87,23 +95,61 @@ func (inv *inventory) reads(t *moved, name pg.Name, column string) {
 }
 
 // typedSpec is a side's rules with the type of every lookup's result, which the server tells where the
-// configuration does not. A query the server refuses keeps its empty type: plan reports it.
-func (m *Move) typedSpec(ctx context.Context, side Side) (layout.Spec, error) {
-	spec := side.spec()
+// configuration does not. A query that the server refuses is a problem; it counts as one of text then, so that the
+// other problems can be found beside it.
+func (m *Move) typedSpec(ctx context.Context, side Side) (spec layout.Spec, problems layout.Problems, err error) {
+	spec = side.spec()
 	for _, t := range spec.Untyped() {
 		err := m.on(ctx, m.Source.Shards[0], pg.Reader, func(conn *pgx.Conn) error {
 			d, err := lookup.Validate(ctx, conn.PgConn(), t.LookupQuery)
-			if err == nil && len(d.Problems) > 0 {
-				return &PlanError{layout.Problems{{Table: t.Name, What: "lookup_query: " + d.Problems[0]}}}
+			if err != nil {
+				return err
 			}
-			if err == nil {
-				t.DataType = d.ResultType
+			if t.DataType = d.ResultType; len(d.Problems) > 0 {
+				t.DataType = "text"
+				problems = append(problems, lookupProblem(t.Name, d.Problems[0]))
 			}
-			return err
+			return nil
 		})
 		if err != nil {
-			return spec, err
+			return spec, problems, err
 		}
 	}
-	return spec, nil
+	return spec, problems, nil
+}
+
+// lookupProblem is what lookup.Validate found, with its hint apart.
+func lookupProblem(table, what string) layout.Problem {
+	what, hint, _ := strings.Cut(what, "; hint: ")
+	return layout.Problem{Table: table, What: "lookup_query: " + what, Hint: hint}
+}
+
+// plainLookup is a query of the form "select value from table where key = $1": a row of that table that passes in the
+// stream answers it without anybody being asked, where key tells its rows apart.
+type plainLookup struct {
+	query      *lookup.Query
+	key, value string
+}
+
+// plainQuery is deliberately narrow: what it does not match is asked of a server, and is no less right.
+var plainQuery = regexp.MustCompile(`(?is)^\s*select\s+([a-z_][a-z0-9_]*)\s+from\s+[a-z_][a-z0-9_.]*\s+where\s+([a-z_][a-z0-9_]*)\s*=\s*\$1\s*;?\s*$`)
+
+// notePlain recognises a query whose one table's rows are its answers. The keys on both sides must be of one type, so
+// that their text is the same.
+func (inv *inventory) notePlain(t *moved) {
+	if len(t.reads) != 1 || inv.byName[t.reads[0]] == nil {
+		return
+	}
+	m := plainQuery.FindStringSubmatch(t.query.SQL)
+	if m == nil {
+		return
+	}
+	value, key := strings.ToLower(m[1]), strings.ToLower(m[2])
+	from, own := inv.sources[0].Table(t.reads[0]), inv.sources[0].Table(t.name)
+	k, ok := from.Column(key)
+	o, there := own.Column(t.rule.Columns[0])
+	if ok && there && from.Columns[k].TypeOID == own.Columns[o].TypeOID {
+		into := inv.byName[t.reads[0]]
+		into.plain = append(into.plain, plainLookup{query: t.query, key: key, value: value})
+	}
 }

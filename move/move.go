@@ -100,11 +100,11 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 // a new epoch everywhere.
 func (m *Move) begin(ctx context.Context) error {
 	known, err := m.find(ctx)
-	if err != nil {
-		return err
-	}
-	if known == nil {
-		if err := m.mayStart(ctx); err != nil {
+	if known == nil { // or not known because its home cannot be asked: a plan tells why, and all else that is wrong
+		if blocked := m.mayStart(ctx); blocked != nil {
+			return blocked
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -223,17 +223,22 @@ func (m *Move) endLease(ctx context.Context) {
 	_ = m.home(ctx, func(conn *pgx.Conn) error { return checkpoints.DropLease(ctx, conn, m.Name, m.book.Epoch) })
 }
 
-// recordFailure leaves what stopped the move in its record, for status.
+// recordFailure leaves what stopped the move in its record, for status, with the key of the row if it was one.
 func (m *Move) recordFailure(ctx context.Context, err error) {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, checkpoints.ErrSuperseded) {
 		return
 	}
+	text := err.Error()
+	var row interface{ RowKey() string }
+	if errors.As(err, &row) && row.RowKey() != "" {
+		text += " (key " + row.RowKey() + ")"
+	}
 	m.mu.Lock()
-	m.failure = err.Error()
+	m.failure = text
 	m.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	_ = m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetError(ctx, conn, err.Error()) })
+	_ = m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetError(ctx, conn, text) })
 }
 
 // advance runs the phases from the state the move is in. Each may be run again after a kill at any point in it.

@@ -63,6 +63,7 @@ func (m *Move) Plan(ctx context.Context) (*Plan, error) {
 		return nil, ctx.Err()
 	}
 	if sources {
+		p.checkNames(ctx)
 		if err := p.checkTables(ctx); err != nil {
 			return nil, err
 		}
@@ -75,6 +76,7 @@ type planner struct {
 	plan    *Plan
 	mu      sync.Mutex
 	systems map[string]string // system identifier and database to which shard it is
+	fresh   bool              // the home was asked and knows no move of this name
 }
 
 func (p *planner) problem(where, what, hint string) {
@@ -98,7 +100,7 @@ func (p *planner) side(ctx context.Context, name string, side Side, check func(c
 		})
 		if err != nil {
 			reached = false
-			p.problem(where, "cannot be read: "+err.Error(), "check the URL, that the server runs, and pg_hba.conf")
+			p.problem(where, "cannot be read: "+oneLine(err), "check the URL, that the server runs, and pg_hba.conf")
 		}
 	}
 	return reached
@@ -143,6 +145,9 @@ func (p *planner) checkNode(ctx context.Context, where string, n int, conn *pgx.
 	return nil
 }
 
+// oneLine is an error of a connection, which lists each address tried on a line of its own, as a problem is told.
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+
 func ident(name string) string { return pgx.Identifier{name}.Sanitize() }
 
 const selectSource = `select current_setting('wal_level'),
@@ -165,14 +170,12 @@ func (p *planner) checkSource(ctx context.Context, where string, n int, conn *pg
 	if senders < 2 {
 		p.problem(where, fmt.Sprintf("%d walsenders are free, 2 are needed", senders), "raise max_wal_senders")
 	}
-	if level == "logical" {
-		replication, err := pg.OpenReplication(ctx, p.Source.Shards[n], p.app(), nil)
-		if err != nil {
-			p.problem(where, "a replication connection is refused: "+err.Error(),
-				fmt.Sprintf("alter role %s replication, and let pg_hba.conf admit it", ident(conn.Config().User)))
-		} else {
-			_ = replication.Close(ctx)
-		}
+	replication, err := pg.OpenReplication(ctx, p.Source.Shards[n], p.app(), nil)
+	if err != nil {
+		p.problem(where, "a replication connection is refused: "+oneLine(err),
+			fmt.Sprintf("alter role %s replication, and let pg_hba.conf admit it", ident(conn.Config().User)))
+	} else {
+		_ = replication.Close(ctx)
 	}
 	p.checkServing(ctx, where, conn)
 }
@@ -187,18 +190,21 @@ func (p *planner) checkServing(ctx context.Context, where string, conn *pgx.Conn
 }
 
 func (p *planner) checkDestination(ctx context.Context, where string, n int, conn *pgx.Conn) {
+	if n == 0 { // the home
+		known, err := checkpoints.FindMove(ctx, conn, p.Name)
+		p.fresh = err == nil && known == nil
+	}
 	writer, err := pg.Open(ctx, p.Destination.Shards[n], pg.Writer, p.app())
 	if err != nil {
-		p.problem(where, "session_replication_role cannot be set: "+err.Error(),
+		p.problem(where, "session_replication_role cannot be set: "+oneLine(err),
 			fmt.Sprintf("grant set on parameter session_replication_role to %s (PostgreSQL 15 and later), or use a superuser", ident(conn.Config().User)))
-		return
+	} else {
+		pg.Close(writer)
 	}
-	pg.Close(writer)
-	if !p.CreateSchema {
-		return
+	if encoding := conn.PgConn().ParameterStatus("server_encoding"); encoding != "UTF8" {
+		p.problem(where, "its encoding is "+encoding+": text keys are hashed in UTF8 only", "make the destination databases with encoding UTF8")
 	}
-	known, err := checkpoints.FindMove(ctx, conn, p.Name)
-	if err != nil || known != nil {
+	if !p.CreateSchema || !p.fresh {
 		return
 	}
 	catalog, err := pg.ReadCatalog(ctx, conn)
@@ -217,19 +223,21 @@ func (p *planner) checkDestination(ctx context.Context, where string, n int, con
 func (p *planner) checkTables(ctx context.Context) error {
 	inv, err := p.takeInventory(ctx)
 	var wrong *PlanError
-	if errors.As(err, &wrong) {
+	if err != nil && !errors.As(err, &wrong) {
+		return err
+	}
+	for n := range inv.sources {
+		p.checkOwners(ctx, inv, n)
+	}
+	if wrong != nil {
 		p.plan.Problems = append(p.plan.Problems, wrong.Problems...)
 		return nil
-	}
-	if err != nil {
-		return err
 	}
 	for _, t := range inv.tables {
 		p.plan.Tables = append(p.plan.Tables, inv.planned(t))
 		p.checkLookup(ctx, inv, t)
 	}
 	for n := range inv.sources {
-		p.checkOwners(ctx, inv, n)
 		for _, leaf := range inv.leaves(n) {
 			p.checkIdentity(inv, leaf, n)
 		}
@@ -239,6 +247,9 @@ func (p *planner) checkTables(ctx context.Context) error {
 	}
 	for _, gap := range inv.layout.Gaps() {
 		p.note("%s", gap)
+	}
+	for _, rule := range inv.layout.Unused() {
+		p.note("no table of the move comes under %s", rule)
 	}
 	p.notMoved(inv)
 	return nil
@@ -268,7 +279,8 @@ func (p *planner) checkLookup(ctx context.Context, inv *inventory, t *moved) {
 			return err
 		}
 		for _, what := range d.Problems {
-			p.problem(t.name.String(), "lookup_query: "+what, "")
+			found := lookupProblem(t.name.String(), what)
+			p.problem(found.Table, found.What, found.Hint)
 		}
 		return nil
 	})
@@ -282,15 +294,18 @@ func (p *planner) checkLookup(ctx context.Context, inv *inventory, t *moved) {
 	}
 }
 
-const selectForeignOwned = `select n.nspname, c.relname, pg_get_userbyid(c.relowner), current_user::text
-	from pg_class c join pg_namespace n on n.oid = c.relnamespace
+const selectForeignOwned = `select n.nspname, c.relname, o.rolname, o.rolsuper, current_user::text
+	from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_roles o on o.oid = c.relowner
 	where c.oid = any($1) and not pg_has_role(c.relowner, 'usage') order by 1, 2`
 
-// checkOwners: publishing a table and putting a trigger on it need its owner.
+// checkOwners: publishing a table and putting a trigger on it need its owner. It does not need the rules.
 func (p *planner) checkOwners(ctx context.Context, inv *inventory, source int) {
 	var oids []uint32
-	for _, t := range inv.tables {
-		for _, part := range inv.sources[source].Tree(inv.sources[source].Table(t.name)) {
+	for _, t := range inv.sources[source].Roots() {
+		if !p.matches(t.Name) || t.Persistence != 'p' {
+			continue
+		}
+		for _, part := range inv.sources[source].Tree(t) {
 			oids = append(oids, part.OID)
 		}
 	}
@@ -302,8 +317,13 @@ func (p *planner) checkOwners(ctx context.Context, inv *inventory, source int) {
 		}
 		var name pg.Name
 		var owner, user string
-		_, err = pgx.ForEachRow(rows, []any{&name.Schema, &name.Table, &owner, &user}, func() error {
-			p.problem(where, fmt.Sprintf("role %s does not own %s", user, name), fmt.Sprintf("grant %s to %s", ident(owner), ident(user)))
+		var super bool
+		_, err = pgx.ForEachRow(rows, []any{&name.Schema, &name.Table, &owner, &super, &user}, func() error {
+			hint := fmt.Sprintf("grant %s to %s", ident(owner), ident(user))
+			if super { // membership would hand out far more than this table
+				hint = fmt.Sprintf("alter table %s owner to %s, or to a role it is a member of", name.SQL(), ident(user))
+			}
+			p.problem(where, fmt.Sprintf("role %s does not own %s", user, name), hint)
 			return nil
 		})
 		return err

@@ -45,7 +45,7 @@ func newRig(t *testing.T, m, n int, options pgtest.WorkloadOptions) *rig {
 		r.sources = append(r.sources, db)
 	}
 	for range n {
-		r.shards = append(r.shards, cluster.Database(t))
+		r.shards = append(r.shards, pgtest.SharedDestination(t).Database(t))
 	}
 	r.serving.Store(1)
 	r.config = move.Config{

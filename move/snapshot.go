@@ -32,6 +32,9 @@ func (m *Move) safe() SafeToCutOver {
 	if m.failure != "" {
 		because = append(because, "it stopped: "+m.failure)
 	}
+	if m.state == StateStreaming && len(m.followers) == 0 {
+		because = append(because, "the streams are only being started")
+	}
 	because = append(because, m.lagging(m.followers)...)
 	return SafeToCutOver{OK: len(because) == 0, Because: because}
 }

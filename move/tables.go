@@ -33,6 +33,7 @@ type moved struct {
 	asked bool          // one of those is sharded: every shard is asked
 	guard []string      // columns of this table that some lookup reads
 	feeds []*lookup.Query
+	plain []plainLookup // those of feeds that ask this table alone, by one column
 }
 
 // matches says whether [tables] include and exclude take a table.
@@ -74,8 +75,7 @@ func (inv *inventory) compile(ctx context.Context, m *Move) error {
 			roots = append(roots, t)
 		}
 	}
-	var problems layout.Problems
-	spec, err := m.typedSpec(ctx, m.Destination)
+	spec, problems, err := m.typedSpec(ctx, m.Destination)
 	if err != nil {
 		return err
 	}
@@ -83,10 +83,11 @@ func (inv *inventory) compile(ctx context.Context, m *Move) error {
 		problems = append(problems, asProblems(err)...)
 	}
 	if len(m.Source.Shards) > 1 {
-		source, err := m.typedSpec(ctx, m.Source)
+		source, more, err := m.typedSpec(ctx, m.Source)
 		if err != nil {
 			return err
 		}
+		problems = append(problems, more...)
 		if inv.sourceLayout, err = layout.Compile(source, roots); err != nil {
 			problems = append(problems, asProblems(err)...)
 		}
@@ -251,6 +252,11 @@ func (t *moved) sinkTable(root, leaf, into *pg.Table) (*sink.Table, error) {
 			return nil, fmt.Errorf("%s: sharding key column %q is generated or missing; hint: shard by a stored column", t.name, name)
 		}
 		st.RuleKey = append(st.RuleKey, at(name))
+	}
+	for _, q := range t.plain {
+		if key, value := at(q.key), at(q.value); key >= 0 && value >= 0 && slices.Equal(st.Key, []int{key}) {
+			st.Answers = append(st.Answers, sink.Answer{Query: q.query, Key: key, Value: value})
+		}
 	}
 	for _, name := range t.guard {
 		if i := at(name); i >= 0 {

@@ -37,10 +37,14 @@ var settings = map[string]string{
 	"extra_float_digits":                  "3",
 	"bytea_output":                        "hex",
 	"xmloption":                           "content",
+	"lc_monetary":                         "C",
+	"array_nulls":                         "on",
+	"quote_all_identifiers":               "off",
 	"search_path":                         "pg_catalog",
 	"statement_timeout":                   "0",
 	"lock_timeout":                        "0",
 	"idle_in_transaction_session_timeout": "0",
+	"idle_session_timeout":                "0",
 	"default_transaction_read_only":       "off",
 	"default_transaction_isolation":       "read committed",
 	"row_security":                        "off",
@@ -69,8 +73,18 @@ func Config(shard Shard, role Role, app string) (*pgx.ConnConfig, error) {
 	if len(c.Fallbacks) > 0 && c.ValidateConnect == nil {
 		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 	}
+	c.AfterConnect = endNoTransaction
 	c.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 	return c, nil
+}
+
+// endNoTransaction is what settings cannot hold, because servers before 17 refuse a setting they do not know.
+func endNoTransaction(ctx context.Context, conn *pgconn.PgConn) error {
+	var major int
+	if _, err := fmt.Sscanf(conn.ParameterStatus("server_version"), "%d", &major); err != nil || major < 17 {
+		return nil
+	}
+	return conn.Exec(ctx, "set transaction_timeout = 0").Close()
 }
 
 // redacted keeps a connection string, which may hold a password, out of an error.

@@ -19,7 +19,7 @@ import (
 
 // Options says what kind of cluster is wanted; the zero value is the newest version with its files in memory.
 type Options struct {
-	// Version is the server's major version; 0 is the newest on this machine.
+	// Version is the server's major version; 0 is what PGRESHARD_TEST_SOURCE names, else the newest on this machine.
 	Version int
 	// Settings are added to postgresql.conf, after and so above the package's own.
 	Settings map[string]string
@@ -174,8 +174,9 @@ func freePort() (int, error) {
 	return 0, fmt.Errorf("no free port: %w", last)
 }
 
-// Bin is the path of one of the version's own programs, such as pg_dump.
-func (c *Cluster) Bin(tool string) string { return filepath.Join(c.in.Bin, tool) }
+// Bin is the path of one of the version's own programs, such as pg_dump, or of a newer version's where the server's
+// package has none.
+func (c *Cluster) Bin(tool string) string { return c.in.program(tool) }
 
 // Addr is where the server listens, as host:port.
 func (c *Cluster) Addr() string { return fmt.Sprintf("127.0.0.1:%d", c.Port) }

@@ -19,7 +19,7 @@ var ErrNoServer = errors.New("no PostgreSQL server binaries found; hint: run dep
 // installation is one set of server binaries.
 type installation struct {
 	Major int
-	Bin   string // directory that holds postgres, initdb, pg_basebackup
+	Bin   string // directory that holds postgres and initdb
 }
 
 // usualPlaces are where distributions put server binaries, which they keep out of PATH.
@@ -38,11 +38,17 @@ func Versions() []int {
 	return slices.Compact(majors)
 }
 
-// findInstallation picks the server of one major version; 0 means the one PGRESHARD_PG_BIN names, else the newest.
+// findInstallation picks the server of one major version; 0 means the one PGRESHARD_TEST_SOURCE or PGRESHARD_PG_BIN
+// names, else the newest.
 func findInstallation(major int) (installation, error) {
 	all := installations()
 	if len(all) == 0 {
 		return installation{}, ErrNoServer
+	}
+	if named, err := versionNamed("PGRESHARD_TEST_SOURCE"); err != nil {
+		return installation{}, err
+	} else if major == 0 {
+		major = named
 	}
 	if major == 0 {
 		if in, ok := inspect(os.Getenv("PGRESHARD_PG_BIN")); ok {
@@ -56,6 +62,38 @@ func findInstallation(major int) (installation, error) {
 		}
 	}
 	return installation{}, fmt.Errorf("version %d: %w (found versions: %v)", major, ErrNoServer, Versions())
+}
+
+// versionNamed is the major version an environment variable asks for, 0 where it is empty.
+func versionNamed(variable string) (int, error) {
+	value := os.Getenv(variable)
+	if value == "" {
+		return 0, nil
+	}
+	major, err := strconv.Atoi(value)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %q is no major version of PostgreSQL", variable, value)
+	}
+	return major, nil
+}
+
+// program is where one of PostgreSQL's own programs is: beside the server, else, because a package of the server may
+// leave client programs out and a newer one serves an older server, with the oldest version that has it and will do.
+func (in installation) program(name string) string {
+	beside := filepath.Join(in.Bin, name)
+	if _, err := os.Stat(beside); err == nil {
+		return beside
+	}
+	best := installation{}
+	for _, other := range installations() {
+		if _, err := os.Stat(filepath.Join(other.Bin, name)); err == nil && other.Major >= in.Major && (best.Major == 0 || other.Major < best.Major) {
+			best = other
+		}
+	}
+	if best.Major == 0 {
+		return beside
+	}
+	return filepath.Join(best.Bin, name)
 }
 
 // installations lists every server found; of several with one version the one named most explicitly comes first.
@@ -93,12 +131,12 @@ func candidates() []string {
 
 var versionPattern = regexp.MustCompile(`\(PostgreSQL\) (\d+)`)
 
-// inspect says whether a directory holds the programs a cluster needs, and of which version they are.
+// inspect says whether a directory holds a server, and of which version it is.
 func inspect(dir string) (installation, bool) {
 	if dir == "" {
 		return installation{}, false
 	}
-	for _, tool := range []string{"postgres", "initdb", "pg_basebackup"} {
+	for _, tool := range []string{"postgres", "initdb"} {
 		if _, err := os.Stat(filepath.Join(dir, tool)); err != nil {
 			return installation{}, false
 		}

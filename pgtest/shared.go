@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// shared is the one cluster of this test process. It is a package variable because the tests that use it have nothing
-// else in common; it ends with the process.
-var shared struct {
+// shared and destination are this test process's clusters. They are package variables because the tests that use them
+// have nothing else in common; they end with the process.
+var shared, destination struct {
 	once    sync.Once
 	cluster *Cluster
 	err     error
@@ -23,4 +23,23 @@ func Shared(t testing.TB) *Cluster {
 		t.Fatalf("start the shared cluster: %v", shared.err)
 	}
 	return shared.cluster
+}
+
+// SharedDestination is the cluster for the destinations of moves: Shared, unless PGRESHARD_TEST_DEST names another major
+// version than it has.
+func SharedDestination(t testing.TB) *Cluster {
+	t.Helper()
+	source := Shared(t)
+	destination.once.Do(func() {
+		var major int
+		if major, destination.err = versionNamed("PGRESHARD_TEST_DEST"); destination.err != nil || major == 0 || major == source.Version {
+			destination.cluster = source
+			return
+		}
+		destination.cluster, destination.err = New(context.Background(), Options{Version: major})
+	})
+	if destination.err != nil {
+		t.Fatalf("start the shared cluster for destinations: %v", destination.err)
+	}
+	return destination.cluster
 }

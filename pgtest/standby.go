@@ -3,6 +3,7 @@ package pgtest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -30,11 +31,19 @@ func (c *Cluster) NewStandby(ctx context.Context, o Options) (*Cluster, error) {
 	}
 	name := "standby_" + strconv.FormatInt(c.standbys.Add(1), 10)
 	primary := fmt.Sprintf("host=127.0.0.1 port=%d user=postgres application_name=%s", c.Port, name)
-	backup := quote(c.Bin("pg_basebackup"), "-D", s.DataDir, "-d", primary, "-R", "-C", "-S", name, "-X", "stream", "-c", "fast", "--no-sync")
+	backup := quote(c.Bin("pg_basebackup"), "-D", s.DataDir, "-d", primary, "-C", "-S", name, "-X", "stream", "-c", "fast", "--no-sync")
 	if _, err := s.keep.Do(ctx, backup); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("pg_basebackup: %w", err)
 	}
+	// Not -R: a newer version's pg_basebackup writes options there that an older server does not know.
+	if _, err := s.keep.Do(ctx, "touch "+quote(filepath.Join(s.DataDir, "standby.signal"))); err != nil {
+		s.Close()
+		return nil, err
+	}
+	follow := map[string]string{"primary_conninfo": primary, "primary_slot_name": name}
+	maps.Copy(follow, o.Settings)
+	o.Settings = follow
 	if err := s.configureAndStart(ctx, o); err != nil {
 		s.Close()
 		return nil, err

@@ -24,8 +24,11 @@ func TestIdlePositionsPassOverWhatIsNotPublished(t *testing.T) {
 		if !f.take() {
 			t.Fatal("the stream ended")
 		}
-		if blocks++; len(f.block.Changes) > 0 {
-			t.Errorf("unexpected %s", lines(f.block.Changes))
+		blocks++
+		for _, c := range f.block.Changes {
+			if c.Op != pg.OpBegin && c.Op != pg.OpCommit || db.Cluster.Version > 14 { // 14 sends empty transactions
+				t.Errorf("unexpected %s", line(&c))
+			}
 		}
 		f.Confirm(f.block.Idle)
 	}
@@ -69,7 +72,7 @@ func TestIdlePositionsAreInOrderWithChanges(t *testing.T) {
 		at   pg.LSN
 		seen int
 	}
-	seen, inside, newest := 0, false, s.start
+	seen, inside, rows, newest := 0, false, 0, s.start
 	for seen < last {
 		if !f.take() {
 			t.Fatal("the stream ended")
@@ -77,14 +80,18 @@ func TestIdlePositionsAreInOrderWithChanges(t *testing.T) {
 		for _, c := range f.block.Changes {
 			switch c.Op {
 			case pg.OpBegin:
-				inside = true
+				inside, rows = true, 0
 				if c.Tx.Commit < newest {
 					t.Errorf("a transaction at %s after the position %s", c.Tx.Commit, newest)
 				}
 			case pg.OpCommit:
 				inside = false
 				newest = max(newest, c.Tx.End)
-				seen++
+				if rows > 0 { // 14 sends empty transactions
+					seen++
+				}
+			default:
+				rows++
 			}
 		}
 		if at := f.block.Idle; at != 0 {

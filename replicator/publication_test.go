@@ -2,6 +2,7 @@ package replicator
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -49,6 +50,9 @@ func TestWhatAPublicationCoversIsSeenWhenItChanges(t *testing.T) {
 			`alter publication "the ""p""" set table a, "Odd leaf"`, "a row filter or column list was changed"},
 		{`drop publication "the ""p"""; create publication "the ""p""" for table a, "Odd leaf"`, `select 1`, "it was dropped and made again"},
 	} {
+		if strings.Contains(test.change, "where") && db.Cluster.Version < 15 {
+			continue // row filters came with 15
+		}
 		db.Exec(t, test.change)
 		if got := then.Changed(describe()); got != test.want {
 			t.Errorf("%s: %q, want %q", test.change, got, test.want)

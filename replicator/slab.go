@@ -10,7 +10,7 @@ import (
 const (
 	slabBytes   = 128 << 10
 	slabColumns = 4096
-	slabChanges = 1024
+	slabChanges = 4096
 	slabTxs     = 64
 )
 

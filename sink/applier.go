@@ -2,14 +2,11 @@ package sink
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"pgreshard/checkpoints"
 	"pgreshard/layout"
 	"pgreshard/pg"
 )
@@ -29,10 +26,11 @@ type unit struct {
 
 // applier owns one shard's connection: it gathers ops and commits them at ends of source transactions.
 type applier struct {
-	stream *Stream
-	shard  layout.Shard
-	conn   *pgx.Conn
-	queue  chan unit
+	stream  *Stream
+	shard   layout.Shard
+	conn    *pgx.Conn
+	queue   chan unit
+	emptied chan []op // for the router
 
 	at      pg.LSN // the shard's checkpoint, as committed
 	open    bool   // a destination transaction is open
@@ -80,9 +78,10 @@ func (a *applier) run(ctx context.Context) error {
 	}
 }
 
-// finish commits what ended at a boundary when the stream ends in order.
+// finish commits what ended at a boundary when the stream ends in order. Where a transaction is written in part, the
+// stream was cut within it, and it is rolled back.
 func (a *applier) finish(ctx context.Context) error {
-	if err := a.flush(ctx); err != nil || a.pending == nil {
+	if err := a.flush(ctx); err != nil || a.pending == nil || a.dirty {
 		return err
 	}
 	return a.commit(ctx)
@@ -91,6 +90,7 @@ func (a *applier) finish(ctx context.Context) error {
 func (a *applier) take(ctx context.Context, u unit) error {
 	if u.call == nil {
 		a.ops = append(a.ops, u.ops...)
+		a.giveBack(u.ops)
 		a.bytes += u.bytes
 		a.seq = u.seq
 		if u.free != nil {
@@ -111,6 +111,18 @@ func (a *applier) take(ctx context.Context, u unit) error {
 	a.dirty = true
 	u.done <- err
 	return err
+}
+
+// giveBack lets the router fill a slice again that was copied from.
+func (a *applier) giveBack(ops []op) {
+	if cap(ops) == 0 || cap(ops) > 4096 {
+		return
+	}
+	clear(ops)
+	select {
+	case a.emptied <- ops[:0]:
+	default:
+	}
 }
 
 // settled says that everything taken is executed: its memory is given back and shards that wait for this one go on.
@@ -173,6 +185,9 @@ func (a *applier) execute(ctx context.Context, ops []op, boundary *op, commit bo
 		b.send(&statements[i])
 	}
 	if commit && !joined {
+		if err := a.stopHere(boundary); err != nil {
+			return err
+		}
 		a.sendCommit(b, boundary)
 	}
 	if err := b.run(ctx); err != nil {
@@ -196,65 +211,6 @@ func (a *applier) execute(ctx context.Context, ops []op, boundary *op, commit bo
 	return nil
 }
 
-// oneByOne does ops again in their order, each alone, after their batch failed because of rows: either it was the
-// order within the batch, and this succeeds, or the one that fails is named.
-func (a *applier) oneByOne(ctx context.Context, ops []op, cause error) error {
-	if !rowsRefused(cause) {
-		return checkpoints.Refused(cause)
-	}
-	if _, err := a.conn.Exec(ctx, "rollback to savepoint batch"); err != nil {
-		return errors.Join(cause, err)
-	}
-	for i := range ops {
-		statements := planned(ops[i : i+1])
-		b := a.batch()
-		for j := range statements {
-			b.send(&statements[j])
-		}
-		if err := b.run(ctx); err != nil {
-			return a.diverged(&ops[i], err)
-		}
-	}
-	return nil
-}
-
-// rowsRefused says that a statement failed because of which rows are there: a count that is off, a unique or an
-// exclusion constraint, an ON CONFLICT that would touch a row twice.
-func rowsRefused(err error) bool {
-	switch pg.Code(err) {
-	case checkpoints.CodeRows, "23505", "23P01", "21000":
-		return true
-	}
-	return false
-}
-
-func (a *applier) diverged(o *op, err error) error {
-	if !rowsRefused(err) {
-		return checkpoints.Refused(err)
-	}
-	e := &DivergedError{Table: o.table.Source, Shard: a.shard, At: o.at, Key: keyText(o.find(), o.table.Key)}
-	switch o.kind {
-	case opUpdate:
-		if o.table.loose() {
-			return &carefulError{table: o.table}
-		}
-		e.What = "update of a row that is not there"
-	case opDelete:
-		e.What = "delete of a row that is not there"
-	default:
-		e.What = "insert of a row that is there already"
-		e.Err = fmt.Errorf("SQLSTATE %s", pg.Code(err))
-	}
-	if o.kind == opUpdate && pg.Code(err) != checkpoints.CodeRows {
-		e.What, e.Err = "update to a unique value that is there already", fmt.Errorf("SQLSTATE %s", pg.Code(err))
-	}
-	if len(o.table.Guard) > 0 && o.kind == opUpdate {
-		return &MappingChangedError{Table: o.table.Source, At: o.at}
-	}
-	a.stream.counters.zeroRows(a.shard)
-	return e
-}
-
 func (a *applier) begin(ctx context.Context) error {
 	if a.open {
 		return nil
@@ -269,44 +225,4 @@ func (a *applier) sendBegin(b *batch) {
 		b.simple("begin")
 		a.open = true
 	}
-}
-
-// sendCommit moves the checkpoint and commits; moving it raises unless it is where this transaction began.
-func (a *applier) sendCommit(b *batch, boundary *op) {
-	s := a.stream.Checkpoint
-	b.send(&statement{sql: checkpoints.AdvanceSQL, types: make([]uint32, 5), params: [][]byte{
-		[]byte(s.Move), fmt.Append(nil, s.Source), []byte(a.at.String()), []byte(boundary.end.String()), fmt.Append(nil, s.Epoch)}})
-	b.simple("commit")
-}
-
-// commit waits until every shard agrees with what was done up to the pending boundary, then commits.
-func (a *applier) commit(ctx context.Context) error {
-	boundary := a.pending
-	a.stream.gate.passed(int(a.shard), boundary.seq)
-	if err := a.stream.gate.wait(ctx, boundary.joints); err != nil {
-		return err
-	}
-	b := a.batch()
-	a.sendBegin(b)
-	a.sendCommit(b, boundary)
-	if err := b.run(ctx); err != nil {
-		return checkpoints.Refused(err)
-	}
-	a.committed(boundary)
-	return nil
-}
-
-func (a *applier) committed(boundary *op) {
-	a.open, a.dirty, a.saved, a.pending = false, false, false, nil
-	a.at, a.last = boundary.end, time.Now()
-	a.durable.Store(uint64(a.at))
-	a.stream.committed()
-}
-
-// commitQuiet records, at most once a second, how far a shard is that got no rows.
-func (a *applier) commitQuiet(ctx context.Context) error {
-	if a.pending == nil || len(a.ops) > 0 || a.dirty || a.pending.end <= a.at || time.Since(a.last) < quietCommit {
-		return nil
-	}
-	return a.commit(ctx)
 }

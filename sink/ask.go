@@ -8,22 +8,29 @@ import (
 )
 
 // asker asks the shards for translations at the router's place in the stream, inside their open transactions: those
-// hold everything before this row and nothing after it.
-type asker struct {
-	r     *router
-	table *Table
+// hold everything before this row and nothing after it. A lookup's timeout is for its question, not for what the shard
+// has to write before.
+func (r *router) asker(ctx context.Context, t *Table) lookup.Asker {
+	return lookup.AskerFunc(func(_ context.Context, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
+		return r.ask(ctx, t, q, keys)
+	})
 }
 
-// Ask asks every shard where the mapping is sharded, and adds the answers up; else the shard whose checkpoint of this
+// ask asks every shard where the mapping is sharded, and adds the answers up; else the shard whose checkpoint of this
 // stream was the lowest at the start, because one that is ahead would answer from the future.
-func (k asker) Ask(ctx context.Context, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
-	shards := k.r.all
-	if !k.table.AskAll {
-		shards = []int{k.r.lowest()}
+func (r *router) ask(ctx context.Context, t *Table, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
+	shards := r.all
+	if !t.AskAll {
+		shards = []int{r.lowest()}
 	}
 	var mu sync.Mutex
 	total := make([]lookup.Answer, len(keys))
-	err := k.r.call(ctx, shards, func(ctx context.Context, a *applier) error {
+	err := r.call(ctx, shards, func(ctx context.Context, a *applier) error {
+		if q.Timeout > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, q.Timeout)
+			defer cancel()
+		}
 		answers, err := lookup.Ask(ctx, a.conn.PgConn(), q, keys)
 		if err != nil {
 			return err

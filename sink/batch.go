@@ -25,6 +25,9 @@ func (a *applier) batch() *batch { return &batch{a: a} }
 func (b *batch) simple(sql string) { b.sends = append(b.sends, send{simple: sql}) }
 func (b *batch) send(s *statement) { b.sends = append(b.sends, send{statement: s}) }
 
+// sendBytes of values are enough to be sent before the rest is there.
+const sendBytes = 256 << 10
+
 // run sends everything with one Sync and reads every result; the first error is returned. Joint ops are settled only
 // when all went well.
 func (b *batch) run(ctx context.Context) error {
@@ -33,6 +36,7 @@ func (b *batch) run(ctx context.Context) error {
 	}
 	p := b.a.conn.PgConn().StartPipeline(ctx)
 	fresh := map[string]string{}
+	unsent := 0
 	for _, s := range b.sends {
 		if s.statement == nil {
 			p.SendQueryParams(s.simple, nil, nil, nil, nil)
@@ -49,6 +53,15 @@ func (b *batch) run(ctx context.Context) error {
 			p.SendPrepare(name, s.statement.sql, s.statement.types)
 		}
 		p.SendQueryPrepared(name, s.statement.params, nil, nil)
+		for _, value := range s.statement.params {
+			unsent += len(value)
+		}
+		if unsent >= sendBytes { // the server begins, and no second copy of the whole batch is held
+			if err := p.Flush(); err != nil {
+				return errors.Join(err, p.Close())
+			}
+			unsent = 0
+		}
 	}
 	if err := p.Sync(); err != nil {
 		return errors.Join(err, p.Close())
@@ -133,6 +146,9 @@ func (a *applier) answered(o *op) error {
 		return nil
 	}
 	a.stream.counters.zeroRows(a.shard)
-	return &DivergedError{Table: o.table.Source, Shard: a.shard, At: o.at, Key: keyText(o.find(), o.table.Key),
-		What: fmt.Sprintf("delete of a row that is on %d shards", found)}
+	e := &DivergedError{Table: o.table.Source, Shard: a.shard, At: o.at, Key: keyText(o.find(), o.table.Key), What: "delete of a row that is on no shard"}
+	if found > 1 {
+		e.What = fmt.Sprintf("delete of a row that is on %d shards", found)
+	}
+	return e
 }

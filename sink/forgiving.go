@@ -2,10 +2,10 @@ package sink
 
 import (
 	"context"
-	"fmt"
 	"sync"
 
 	"pgreshard/layout"
+	"pgreshard/lookup"
 	"pgreshard/pg"
 )
 
@@ -14,7 +14,16 @@ import (
 // on the destination has, or takes the row as it is now from the source.
 func (r *router) forgiving(ctx context.Context, t *Table, kind pg.Op, old, new pg.Row) error {
 	if len(t.Feeds) > 0 {
-		r.forgetTranslations(t, old, new)
+		for _, row := range []pg.Row{old, new} {
+			if row != nil {
+				r.forgetTranslations(t, row)
+			}
+		}
+		if kind != pg.OpDelete {
+			if err := r.unchangedForLookups(ctx, t, old, new); err != nil {
+				return err
+			}
+		}
 	}
 	if kind == pg.OpDelete {
 		return r.forgivingDelete(ctx, t, old)
@@ -46,6 +55,11 @@ func (r *router) put(ctx context.Context, t *Table, row pg.Row) error {
 	if t.loose() {
 		for _, shard := range r.others(to) {
 			r.add(layout.Shard(shard), op{kind: opDeleteAny, table: t, old: row})
+		}
+	}
+	if r.Mine != nil {
+		if err := r.onlyMine(ctx, t, to, row); err != nil {
+			return err
 		}
 	}
 	r.add(to, op{kind: opUpsert, table: t, new: row})
@@ -89,17 +103,14 @@ func (r *router) forgivingPartial(ctx context.Context, t *Table, old, new pg.Row
 	if err != nil || now == nil {
 		return err
 	}
-	return r.put(ctx, t, now)
+	err = r.put(ctx, t, now)
+	if lookup.Missing(err) != nil && changedIn(t.RuleKey, new, now) {
+		return nil // its mapping row comes later in the stream, and so does the change that needs it
+	}
+	return err
 }
 
-func (t *Table) primaryChanged(old, new pg.Row) bool {
-	for _, c := range t.Key {
-		if old[c].Kind != pg.Unchanged && string(old[c].Bytes) != string(new[c].Bytes) {
-			return true
-		}
-	}
-	return false
-}
+func (t *Table) primaryChanged(old, new pg.Row) bool { return changedIn(t.Key, old, new) }
 
 // takeAny deletes the row from wherever it is among the shards that may hold it and returns it.
 func (r *router) takeAny(ctx context.Context, t *Table, row pg.Row) (pg.Row, error) {
@@ -115,35 +126,4 @@ func (r *router) takeAny(ctx context.Context, t *Table, row pg.Row) (pg.Row, err
 		return err
 	})
 	return image, err
-}
-
-// fetch reads a row as it is now on the source; nil where it is gone. The table then forgives up to now, which every
-// shard is told before the row is written anywhere.
-func (r *router) fetch(ctx context.Context, t *Table, row pg.Row) (pg.Row, error) {
-	if r.source == nil {
-		var err error
-		if r.source, err = pg.Open(ctx, r.Source, pg.Reader, r.AppName); err != nil {
-			return nil, err
-		}
-	}
-	var s statement
-	sql := fmt.Sprintf("select %s from %s t where %s", t.columnList(all(len(t.Columns))), t.Source.SQL(), t.match(t.Key, s.bind(t, t.Key, row)))
-	result := r.source.PgConn().ExecParams(ctx, sql, s.params, make([]uint32, len(s.params)), nil, nil).Read()
-	if result.Err != nil {
-		return nil, fmt.Errorf("read a row of %s again from the source: %w", t.Source, result.Err)
-	}
-	var now pg.LSN
-	if err := r.source.QueryRow(ctx, `select pg_current_wal_insert_lsn()::text`).Scan(&now); err != nil {
-		return nil, err
-	}
-	if now > t.Forgive {
-		if err := r.Forgive(ctx, t, now); err != nil {
-			return nil, err
-		}
-		t.Forgive = now
-	}
-	if len(result.Rows) == 0 {
-		return nil, nil
-	}
-	return textRow(result.Rows[0]), nil
 }

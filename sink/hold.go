@@ -3,6 +3,7 @@ package sink
 import (
 	"context"
 
+	"pgreshard/lookup"
 	"pgreshard/pg"
 )
 
@@ -11,7 +12,45 @@ type heldChange struct {
 	table    *Table
 	kind     pg.Op
 	old, new pg.Row
-	n        int64 // its number within the transaction
+	truncate *pg.Truncate // instead of a table and rows
+	n        int64        // its number within the transaction
+}
+
+// tables lists those a change belongs to, and whose changes must keep their order with it.
+func (r *router) tables(c heldChange) []*Table {
+	if c.truncate == nil {
+		return []*Table{c.table}
+	}
+	var out []*Table
+	for _, rel := range c.truncate.Relations {
+		if t := r.Tables[rel.OID]; t != nil {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// apply routes a change, or holds it until its transaction ends: its key's mapping row may come later in it.
+func (r *router) apply(ctx context.Context, c heldChange) error {
+	if len(r.holding) > 0 {
+		for _, t := range r.tables(c) {
+			if r.holding[t] {
+				return r.hold(ctx, c)
+			}
+		}
+	}
+	if c.truncate != nil {
+		return r.truncate(ctx, c.truncate)
+	}
+	route := r.strict
+	if r.tx.Commit <= c.table.Forgive {
+		route = r.forgiving
+	}
+	err := route(ctx, c.table, c.kind, c.old, c.new)
+	if lookup.Missing(err) != nil && !r.ending {
+		return r.hold(ctx, c)
+	}
+	return err
 }
 
 // maxHeld bounds what waits for the end of one source transaction, in bytes; beyond it keys are asked at once.
@@ -20,16 +59,40 @@ const maxHeld = 64 << 20
 // hold keeps a change, and with it every later change of its table, until the transaction ends: the translation of a
 // key is what the mapping says there, and the mapping row may come after the row that needs it.
 func (r *router) hold(ctx context.Context, c heldChange) error {
+	c.old, c.new = kept(c.old), kept(c.new)
 	o := op{old: c.old, new: c.new}
 	r.held = append(r.held, c)
-	r.holding[c.table] = true
+	for _, t := range r.tables(c) {
+		r.holding[t] = true
+	}
 	if r.heldFor += o.bytes(); r.heldFor > maxHeld {
 		return r.letGo(ctx)
 	}
 	return nil
 }
 
-// letGo routes what was held, in its order.
+// kept copies a row. The row itself would keep alive all that came in its block.
+func kept(row pg.Row) pg.Row {
+	if row == nil {
+		return nil
+	}
+	n := 0
+	for _, d := range row {
+		n += len(d.Bytes)
+	}
+	out, bytes := make(pg.Row, len(row)), make([]byte, 0, n)
+	for i, d := range row {
+		out[i].Kind = d.Kind
+		if d.Bytes != nil {
+			start := len(bytes)
+			bytes = append(bytes, d.Bytes...)
+			out[i].Bytes = bytes[start:len(bytes):len(bytes)]
+		}
+	}
+	return out
+}
+
+// letGo routes what was held, in its order. It may be much, so shards get their parts as they grow.
 func (r *router) letGo(ctx context.Context) error {
 	if len(r.held) == 0 {
 		return nil
@@ -41,6 +104,13 @@ func (r *router) letGo(ctx context.Context) error {
 		r.n = c.n
 		if err := r.apply(ctx, c); err != nil {
 			return err
+		}
+		for shard := range r.units {
+			if r.units[shard].bytes >= r.batchBytes {
+				if err := r.push(ctx, shard, r.seq-1); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	r.n, r.ending = n, false

@@ -3,7 +3,11 @@ package sink
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"sync"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"pgreshard/checkpoints"
 	"pgreshard/layout"
@@ -41,7 +45,7 @@ func (r *router) searchUpdate(ctx context.Context, t *Table, to layout.Shard, ol
 		_, err := r.leave(ctx, t, r.live(others), find(old, new))
 		return err
 	}
-	n, err := r.tryUpdate(ctx, t, to, old, new)
+	n, err := r.tryUpdate(ctx, t, []int{int(to)}, old, new)
 	if err != nil || n == 1 {
 		return err
 	}
@@ -49,14 +53,12 @@ func (r *router) searchUpdate(ctx context.Context, t *Table, to layout.Shard, ol
 	switch {
 	case err != nil:
 		return err
-	case image != nil && len(t.Feeds) > 0:
+	case image == nil && len(t.Guard) > 0, image != nil && changedIn(t.Guard, image, new): // it is not as lookups read it
 		return &MappingChangedError{Table: t.Source, At: r.tx.Commit}
-	case image != nil:
-		new = completed(new, image)
-	case !r.ahead || !complete(new):
+	case image == nil:
 		return &DivergedError{Table: t.Source, Shard: to, At: r.tx.Commit, What: "update of a row that is on no shard", Key: keyText(new, t.Key)}
 	}
-	r.add(to, op{kind: opInsert, table: t, new: new})
+	r.add(to, op{kind: opInsert, table: t, new: completed(new, image)})
 	return nil
 }
 
@@ -88,26 +90,36 @@ func (r *router) live(shards []int) []int {
 	return out
 }
 
-// tryUpdate runs an update on one shard and says how many rows it found: 0 or 1.
-func (r *router) tryUpdate(ctx context.Context, t *Table, shard layout.Shard, old, new pg.Row) (n int64, err error) {
-	o := &op{kind: opUpdate, table: t, old: old, new: new}
-	where := t.where(o.find())
-	set := t.assignable(new, old)
-	var s statement
-	values := s.bind(t, set, new)
-	match := s.bind(t, where, o.find())
-	assignments := t.set(set, values)
-	if len(set) == 0 {
-		assignments = t.set(where[:1], match[:1])
+// updateOrphan changes a row whose mapping row is gone: it stays where it is, unless its sharding key changes, which
+// then has no place.
+func (r *router) updateOrphan(ctx context.Context, t *Table, old, new pg.Row, missing error) error {
+	n, err := r.tryUpdate(ctx, t, r.live(r.all), old, new, t.RuleKey...)
+	if err != nil || n == 1 || n == 0 && r.ahead { // the shard it is on may have this transaction already
+		return err
 	}
-	guard := s.bind(t, t.Guard, new)
-	sql := fmt.Sprintf("update %s t set %s where %s", t.Dest.SQL(), assignments, t.match(append(where[:len(where):len(where)], t.Guard...), append(match, guard...)))
-	err = r.call(ctx, []int{int(shard)}, func(ctx context.Context, a *applier) error {
-		result := a.conn.PgConn().ExecParams(ctx, sql, s.params, s.types, nil, nil).Read()
-		n = result.CommandTag.RowsAffected()
-		return result.Err
+	return missing
+}
+
+// tryUpdate runs an update on shards and says how many rows it found.
+func (r *router) tryUpdate(ctx context.Context, t *Table, shards []int, old, new pg.Row, same ...int) (int, error) {
+	s, change := updateRow(t, &op{kind: opUpdate, table: t, old: old, new: new}, same...)
+	s = s.counting(change)
+	var found atomic.Int32
+	err := r.call(ctx, shards, func(ctx context.Context, a *applier) error {
+		result := a.exec(ctx, s)
+		if result.Err != nil {
+			return result.Err
+		}
+		n, err := strconv.Atoi(string(result.Rows[0][0]))
+		found.Add(int32(n))
+		return err
 	})
-	return n, err
+	return int(found.Load()), err
+}
+
+// exec runs a statement alone and returns its rows in text.
+func (a *applier) exec(ctx context.Context, s statement) *pgconn.Result {
+	return a.conn.PgConn().ExecParams(ctx, s.sql, s.params, s.types, nil, nil).Read()
 }
 
 // leave deletes a row from whichever of shards has it, keeps its image in the outbox there, and returns the image; nil
@@ -146,9 +158,8 @@ func (r *router) leave(ctx context.Context, t *Table, shards []int, row pg.Row) 
 // takeOut deletes a row and returns it, nil where it was not there.
 func (a *applier) takeOut(ctx context.Context, t *Table, row pg.Row) (pg.Row, error) {
 	var s statement
-	where := t.where(row)
-	sql := fmt.Sprintf("delete from %s t where %s returning %s", t.Dest.SQL(), t.match(where, s.bind(t, where, row)), t.columnList(all(len(t.Columns))))
-	result := a.conn.PgConn().ExecParams(ctx, sql, s.params, s.types, nil, nil).Read()
+	s.sql = fmt.Sprintf("delete from %s t where %s returning %s", t.Dest.SQL(), s.locate(t, row), t.columnList(all(len(t.Columns))))
+	result := a.exec(ctx, s)
 	if result.Err != nil || len(result.Rows) == 0 {
 		return nil, result.Err
 	}

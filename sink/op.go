@@ -42,8 +42,12 @@ type joint struct {
 	loss    bool // a shard is ahead and may have deleted the row already: none may hold it
 }
 
+// opCost is what an op takes beyond its values, in bytes: itself, and its row's place and key in a plan.
+const opCost = 256
+
+// bytes is what an op counts for in a batch.
 func (o *op) bytes() int {
-	n := 64
+	n := opCost
 	for _, d := range o.new {
 		n += len(d.Bytes) + 8
 	}
@@ -66,10 +70,5 @@ func (o *op) rekeys() bool {
 	if o.kind != opUpdate || o.old == nil {
 		return false
 	}
-	for _, k := range o.table.Key {
-		if string(o.old[k].Bytes) != string(o.new[k].Bytes) {
-			return true
-		}
-	}
-	return false
+	return changedIn(o.table.Key, o.old, o.new)
 }

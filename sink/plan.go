@@ -32,6 +32,7 @@ type planner struct {
 type group struct {
 	rows  map[string]*net
 	order []*net
+	spare []net // room for more
 }
 
 // net is what a batch does to one row: at most one delete, then at most one update or insert.
@@ -52,7 +53,8 @@ func (p *planner) add(o *op) {
 		p.addKeyless(o)
 	case o.rekeys():
 		p.flush(o.table)
-		p.out = append(p.out, rekeyRow(o.table, o))
+		s, c := updateRow(o.table, o)
+		p.out = append(p.out, s.expecting(c, 1))
 	default:
 		if !p.group(o.table).merge(o) {
 			p.flush(o.table)
@@ -65,7 +67,7 @@ func (p *planner) add(o *op) {
 func (p *planner) addKeyless(o *op) {
 	g := p.group(o.table)
 	if o.kind == opInsert {
-		g.order = append(g.order, &net{put: o})
+		g.net().put = o
 		return
 	}
 	p.flush(o.table)
@@ -85,12 +87,12 @@ func (p *planner) group(t *Table) *group {
 // merge adds an op to its row's net change; false where the two cannot be one, or where the second contradicts the
 // first (an insert of a row that is there): then the server is to see both, one after the other.
 func (g *group) merge(o *op) bool {
-	key := rowKey(o)
-	n := g.rows[key]
+	var room [64]byte
+	key := appendKey(room[:0], o)
+	n := g.rows[string(key)]
 	if n == nil {
-		n = &net{}
-		g.rows[key] = n
-		g.order = append(g.order, n)
+		n = g.net()
+		g.rows[string(key)] = n
 		n.set(o)
 		return true
 	}
@@ -114,13 +116,26 @@ func (g *group) merge(o *op) bool {
 		if n.put == nil || n.put.kind == opUpsert {
 			return false
 		}
-		if n.put.kind == opUpdate {
-			n.gone = o // the row was there before this batch
+		if n.put.kind == opUpdate { // the row was there before this batch, and is found as it was then
+			gone := *o
+			gone.old = n.put.find()
+			n.gone = &gone
 		}
 		n.put = nil
 		return true
 	}
 	return false
+}
+
+// net adds a row to the group. Rows are many: they are made by the dozen.
+func (g *group) net() *net {
+	if len(g.spare) == 0 {
+		g.spare = make([]net, 64)
+	}
+	n := &g.spare[0]
+	g.spare = g.spare[1:]
+	g.order = append(g.order, n)
+	return n
 }
 
 func (n *net) set(o *op) {
@@ -177,11 +192,12 @@ func (b *buckets) add(o *op) {
 	if b.byShape == nil {
 		b.byShape = map[string]int{}
 	}
-	shape := shapeOf(o)
-	i, ok := b.byShape[shape]
+	var room [64]byte
+	shape := appendShape(room[:0], o)
+	i, ok := b.byShape[string(shape)]
 	if !ok {
 		i = len(b.list)
-		b.byShape[shape] = i
+		b.byShape[string(shape)] = i
 		b.list = append(b.list, nil)
 	}
 	b.list[i] = append(b.list[i], o)
@@ -201,6 +217,8 @@ func (b *buckets) emit(t *Table, out *[]statement) {
 				*out = append(*out, deleteRows(t, ops))
 			case kind == opUpdate:
 				*out = append(*out, updateRows(t, ops))
+			case kind == opUpsert && t.upsertsInTwo():
+				*out = append(*out, deleteWherever(t, ops), insertRows(t, ops, false))
 			default:
 				*out = append(*out, insertRows(t, ops, kind == opUpsert))
 			}
@@ -208,23 +226,37 @@ func (b *buckets) emit(t *Table, out *[]statement) {
 	}
 }
 
-// shapeOf tells statements apart: the kind, whether shards agree on it, and which columns are carried or searched.
-func shapeOf(o *op) string {
-	shape := []byte{byte(o.kind), 'n'}
+// upsertsInTwo says that ON CONFLICT … DO UPDATE cannot do: it may not set a column GENERATED ALWAYS AS IDENTITY.
+func (t *Table) upsertsInTwo() bool {
+	for i, c := range t.Columns {
+		if c.Identity == 'a' && !t.inKey(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// appendShape tells statements apart: the kind, whether shards agree on it, and which columns are carried or searched.
+func appendShape(shape []byte, o *op) []byte {
+	shape = append(shape, byte(o.kind), 'n', 'u')
 	if o.joint != nil {
 		shape[1] = 'j'
 	}
+	if o.kind == opInsert || o.kind == opUpsert {
+		return shape
+	}
+	for _, c := range o.table.where(o.find()) {
+		shape = binary.AppendUvarint(shape, uint64(c))
+	}
 	if o.kind == opUpdate {
+		if o.table.replaces(o) {
+			shape[2] = 'r'
+		}
 		for _, d := range o.new {
 			shape = append(shape, carried(d))
 		}
 	}
-	if o.kind != opInsert && o.kind != opUpsert {
-		for _, d := range o.find() {
-			shape = append(shape, carried(d))
-		}
-	}
-	return string(shape)
+	return shape
 }
 
 func carried(d pg.Datum) byte {
@@ -234,13 +266,12 @@ func carried(d pg.Datum) byte {
 	return 'v'
 }
 
-// rowKey is a row's key as one string in which no two keys look the same.
-func rowKey(o *op) string {
-	var b []byte
+// appendKey is a row's key as one string in which no two keys look the same.
+func appendKey(b []byte, o *op) []byte {
 	row := o.find()
 	for _, k := range o.table.Key {
 		b = binary.AppendUvarint(b, uint64(len(row[k].Bytes)))
 		b = append(b, row[k].Bytes...)
 	}
-	return string(b)
+	return b
 }

@@ -22,56 +22,69 @@ const (
 	typeText      = 25
 	typeInt8      = 20
 	typeTextArray = 1009
+
+	firstUserOID = 16384 // FirstNormalObjectId: types below are the server's own
 )
 
 // asArray says whether values of the column can travel as an array of the column's own type, so that its input
-// function reads each exactly as it would a lone value. Arrays have no array type, and box separates by ';': they
-// travel as text and are cast.
+// function reads each exactly as it would a lone value. Arrays have no array type, unnest takes composites apart, and box
+// and who knows which type of an extension separate by something else than a comma: they travel as text and are cast.
 func asArray(c pg.Column) bool {
+	if c.TypeType == 'c' || c.BaseOID >= firstUserOID && (c.TypeType == 'b' || c.TypeType == 'd') {
+		return false
+	}
 	return c.ArrayOID != 0 && c.ElemOID == 0 && c.BaseOID != typeBox
 }
 
-// rowSource is "unnest($1, $2) u(c0, c1)" over the given columns of ops' rows, and how each column is read from it.
+// rowSource is columns of rows as parameters of an unnest, and how each column is read from it.
 type rowSource struct {
-	from   string
-	values []string // by position in columns
-	types  []uint32
-	params [][]byte
+	args, names []string
+	values      []string // by position in columns
+	types       []uint32
+	params      [][]byte
 }
 
 func unnest(t *Table, columns []int, rows []pg.Row, prefix string, first int) rowSource {
 	var s rowSource
 	for i, c := range columns {
 		col := t.Columns[c]
-		value := fmt.Sprintf("u.%s%d", prefix, i)
-		if asArray(col) {
-			s.types = append(s.types, col.ArrayOID)
-		} else {
+		name := fmt.Sprintf("%s%d", prefix, i)
+		value := "u." + name
+		arg := fmt.Sprintf("$%d", first+i)
+		switch {
+		case !asArray(col):
 			s.types = append(s.types, typeTextArray)
 			value += "::" + col.Type
+		case col.ArrayOID >= firstUserOID: // each shard has its own OID for it
+			s.types = append(s.types, 0)
+			arg += "::" + col.Type + "[]"
+		default:
+			s.types = append(s.types, col.ArrayOID)
 		}
+		s.args = append(s.args, arg)
+		s.names = append(s.names, name)
 		s.values = append(s.values, value)
 		s.params = append(s.params, arrayLiteral(rows, c))
 	}
-	args, names := make([]string, len(columns)), make([]string, len(columns))
-	for i := range columns {
-		args[i], names[i] = fmt.Sprintf("$%d", first+i), fmt.Sprintf("%s%d", prefix, i)
-	}
-	s.from = strings.Join(args, ", ") + "|" + strings.Join(names, ", ")
 	return s
 }
 
-// joined makes one "unnest(…) u(…)" of several sources; tail is "" or " with ordinality".
+// joined makes one "unnest(…) u(…)" of several sources.
 func joined(ordinality bool, sources ...rowSource) string {
 	var args, names []string
 	for _, s := range sources {
-		a, n, _ := strings.Cut(s.from, "|")
-		args, names = append(args, a), append(names, n)
+		args, names = append(args, s.args...), append(names, s.names...)
 	}
+	with := ""
 	if ordinality {
-		return fmt.Sprintf("unnest(%s) with ordinality u(%s, n)", strings.Join(args, ", "), strings.Join(names, ", "))
+		with, names = " with ordinality", append(names, "n")
 	}
-	return fmt.Sprintf("unnest(%s) u(%s)", strings.Join(args, ", "), strings.Join(names, ", "))
+	return fmt.Sprintf("unnest(%s)%s u(%s)", strings.Join(args, ", "), with, strings.Join(names, ", "))
+}
+
+// takes adds the parameters of a rowSource, which were numbered to follow those there are.
+func (s *statement) takes(r rowSource) {
+	s.types, s.params = append(s.types, r.types...), append(s.params, r.params...)
 }
 
 // insertRows writes whole rows; with upsert a row that is there already takes the new values.
@@ -92,7 +105,7 @@ func insertRows(t *Table, ops []*op, upsert bool) statement {
 func (t *Table) onConflict() string {
 	var set []string
 	for i, c := range t.Columns {
-		if !t.inKey(i) && c.Identity != 'a' {
+		if !t.inKey(i) {
 			set = append(set, fmt.Sprintf("%s = excluded.%s", c.SQL(), c.SQL()))
 		}
 	}
@@ -100,97 +113,6 @@ func (t *Table) onConflict() string {
 		return fmt.Sprintf(" on conflict (%s) do nothing", t.columnList(t.Key))
 	}
 	return fmt.Sprintf(" on conflict (%s) do update set %s", t.columnList(t.Key), strings.Join(set, ", "))
-}
-
-// updateRows changes rows found by the table's key; every op carries the same columns. The statement raises in the
-// server unless each op found its row.
-func updateRows(t *Table, ops []*op) statement {
-	where := t.where(ops[0].find())
-	set := t.assignable(ops[0].new, nil)
-	if len(set) == 0 {
-		set = where[:1] // all-key tables, and updates of nothing: still the row must be there
-	}
-	w := unnest(t, where, findRows(ops), "w", 1)
-	u := unnest(t, set, newRows(ops), "c", 1+len(where))
-	sql := fmt.Sprintf("update only_if t set %s from %s where %s returning 1", t.set(set, u.values), joined(false, w, u), t.match(where, w.values))
-	s := statement{types: append(w.types, u.types...), params: append(w.params, u.params...), ops: ops}
-	if len(t.Guard) > 0 {
-		g := unnest(t, t.Guard, newRows(ops), "g", 1+len(where)+len(set))
-		s.types, s.params = append(s.types, g.types...), append(s.params, g.params...)
-		sql = fmt.Sprintf("update only_if t set %s from %s where %s and %s returning 1", t.set(set, u.values), joined(false, w, u, g),
-			t.match(where, w.values), t.match(t.Guard, g.values))
-	}
-	return s.expecting(strings.Replace(sql, "only_if", t.Dest.SQL(), 1), len(ops))
-}
-
-// deleteRows deletes rows found by the table's key and raises unless each op found its row.
-func deleteRows(t *Table, ops []*op) statement {
-	where := t.where(ops[0].find())
-	w := unnest(t, where, findRows(ops), "w", 1)
-	s := statement{types: w.types, params: w.params, ops: ops}
-	return s.expecting(fmt.Sprintf("delete from %s t using %s where %s returning 1", t.Dest.SQL(), joined(false, w), t.match(where, w.values)), len(ops))
-}
-
-// deleteWherever deletes the rows that are there and, for joint ops, returns which ops found one.
-func deleteWherever(t *Table, ops []*op) statement {
-	where := t.where(ops[0].find())
-	w := unnest(t, where, findRows(ops), "w", 1)
-	sql := fmt.Sprintf("delete from %s t using %s where %s returning u.n", t.Dest.SQL(), joined(true, w), t.match(where, w.values))
-	return statement{sql: sql, types: w.types, params: w.params, ops: ops, asks: true}
-}
-
-// rekeyRow changes a row's key, alone, because rows may swap or hand on their keys.
-func rekeyRow(t *Table, o *op) statement {
-	where := t.where(o.old)
-	set := t.assignable(o.new, o.old)
-	var s statement
-	values := s.bind(t, set, o.new)
-	match := s.bind(t, where, o.old)
-	return s.of(o).expecting(fmt.Sprintf("update %s t set %s where %s returning 1", t.Dest.SQL(), t.set(set, values), t.match(where, match)), 1)
-}
-
-// oneOfEquals deletes or changes one of the rows of a table without key that equal the op's old row in every column.
-func oneOfEquals(t *Table, o *op) statement {
-	var s statement
-	one := fmt.Sprintf("(select r.tableoid o, r.ctid c from %s r where %s limit 1) f", t.Dest.SQL(), s.equals(t, o.old))
-	const row = "t.ctid = f.c and t.tableoid = f.o"
-	if o.kind != opUpdate {
-		return s.of(o).expecting(fmt.Sprintf("delete from %s t using %s where %s returning 1", t.Dest.SQL(), one, row), 1)
-	}
-	set := t.assignable(o.new, o.old)
-	if len(set) == 0 {
-		return s.of(o).expecting(fmt.Sprintf("select 1 from %s", one), 1)
-	}
-	values := s.bind(t, set, o.new)
-	return s.of(o).expecting(fmt.Sprintf("update %s t set %s from %s where %s returning 1", t.Dest.SQL(), t.set(set, values), one, row), 1)
-}
-
-// equals compares every column of r with what the old row printed: by its output, save for types whose = tells exactly
-// the same, because = calls 1.0 and 1.00 the same and does not exist for json.
-func (s *statement) equals(t *Table, row pg.Row) string {
-	conds := []string{"true"}
-	for i, c := range t.Columns {
-		switch {
-		case row[i].Kind == pg.Null:
-			conds = append(conds, fmt.Sprintf("r.%s is null", c.SQL()))
-		case row[i].Kind == pg.Unchanged:
-		case exactlyEqual(c):
-			conds = append(conds, fmt.Sprintf("r.%s = %s", c.SQL(), s.bind(t, []int{i}, row)[0]))
-		default:
-			s.params, s.types = append(s.params, row[i].Bytes), append(s.types, typeText)
-			conds = append(conds, fmt.Sprintf(`r.%s is not null and format('%%s', r.%s) collate "C" = $%d`, c.SQL(), c.SQL(), len(s.params)))
-		}
-	}
-	return strings.Join(conds, " and ")
-}
-
-// exactlyEqual lists bool, int8, int2, int4, date, timestamp, timestamptz and uuid.
-func exactlyEqual(c pg.Column) bool {
-	switch c.TypeOID {
-	case 16, 20, 21, 23, 1082, 1114, 1184, 2950:
-		return true
-	}
-	return false
 }
 
 // bind adds a lone parameter of the column's own type for each column.
@@ -201,79 +123,33 @@ func (s *statement) bind(t *Table, columns []int, row pg.Row) []string {
 		if row[c].Kind == pg.Null {
 			s.params[len(s.params)-1] = nil
 		}
-		s.types = append(s.types, t.Columns[c].TypeOID)
-		values = append(values, fmt.Sprintf("$%d", len(s.params)))
+		value := fmt.Sprintf("$%d", len(s.params))
+		if oid := t.Columns[c].TypeOID; oid < firstUserOID {
+			s.types = append(s.types, oid)
+		} else { // each shard has its own OID for it
+			s.types = append(s.types, 0)
+			value += "::" + t.Columns[c].Type
+		}
+		values = append(values, value)
 	}
 	return values
 }
 
-func (s statement) of(o *op) statement { s.ops = []*op{o}; return s }
+func (s statement) of(ops ...*op) statement { s.ops = ops; return s }
 
-// expecting wraps a data-changing statement so that it raises PR003 unless it changed n rows: inside a pipeline a
-// count read by the client would come after the commit.
-func (s statement) expecting(sql string, n int) statement {
+// expecting makes a statement of a change that returns a row for each row changed: it raises PR003 unless those are n.
+// Inside a pipeline a count read by the client would come after the commit.
+func (s statement) expecting(c rowChange, n int) statement {
 	s.params = append(s.params, fmt.Appendf(nil, "%d", n))
 	s.types = append(s.types, typeInt8)
-	s.sql = fmt.Sprintf("with x as (%s) select pgreshard.expect(count(*), $%d) from x", sql, len(s.params))
+	s.sql = fmt.Sprintf("with %sx as (%s) select pgreshard.expect(count(*), $%d) from x", c.before, c.sql, len(s.params))
 	return s
 }
 
-// where lists the columns a row is found by: the key, and the sharding key where the old row tells it, so that a row
-// another source placed here under the same key is never touched.
-func (t *Table) where(find pg.Row) []int {
-	out := t.Key
-	for _, k := range t.RuleKey {
-		if !t.inKey(k) && t.logs(k) && find[k].Kind != pg.Unchanged {
-			out = append(out[:len(out):len(out)], k)
-		}
-	}
-	return out
-}
-
-func (t *Table) inKey(column int) bool { return contains(t.Key, column) }
-func (t *Table) logs(column int) bool  { return contains(t.Logged, column) }
-
-func contains(list []int, n int) bool {
-	for _, m := range list {
-		if m == n {
-			return true
-		}
-	}
-	return false
-}
-
-// assignable lists the columns an update sets: those the log carries, but the key unless it changes, and an identity
-// column GENERATED ALWAYS never.
-func (t *Table) assignable(new, rekeyed pg.Row) []int {
-	var out []int
-	for i, c := range t.Columns {
-		if new[i].Kind == pg.Unchanged || c.Identity == 'a' || rekeyed == nil && t.inKey(i) {
-			continue
-		}
-		out = append(out, i)
-	}
-	return out
-}
-
-func (t *Table) set(columns []int, values []string) string {
-	out := make([]string, len(columns))
-	for i, c := range columns {
-		out[i] = t.Columns[c].SQL() + " = " + values[i]
-	}
-	return strings.Join(out, ", ")
-}
-
-// match compares key columns by =, which the index knows, and any other so that NULL equals NULL.
-func (t *Table) match(columns []int, values []string) string {
-	out := make([]string, len(columns))
-	for i, c := range columns {
-		if t.inKey(c) {
-			out[i] = fmt.Sprintf("t.%s = %s", t.Columns[c].SQL(), values[i])
-		} else {
-			out[i] = fmt.Sprintf("t.%s is not distinct from %s", t.Columns[c].SQL(), values[i])
-		}
-	}
-	return strings.Join(out, " and ")
+// counting makes a statement of a change that returns how many rows it changed.
+func (s statement) counting(c rowChange) statement {
+	s.sql = fmt.Sprintf("with %sx as (%s) select count(*) from x", c.before, c.sql)
+	return s
 }
 
 func (t *Table) columnList(columns []int) string {

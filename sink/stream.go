@@ -34,6 +34,9 @@ type Stream struct {
 	Leaves map[uint32]pg.Name
 	// Mine says whether the source layout places a row with this sharding key on this source; nil where there is but one.
 	Mine func(t *Table, key []pg.Datum) (bool, error)
+	// Settle waits until the other sources' streams that carry the table's mapping have passed the positions their sources
+	// have now: a key without mapping at the end of its transaction is asked once more then. nil where there is one source.
+	Settle func(ctx context.Context, t *Table) error
 	// Forgive records on every shard that a table forgives up to a position, before a row read there is written.
 	Forgive func(ctx context.Context, t *Table, until pg.LSN) error
 	// Confirm is told the position every shard has committed, whenever it grew.
@@ -41,6 +44,9 @@ type Stream struct {
 	BatchBytes int // most that one destination transaction gathers; 0: 4 MB
 	AppName    string
 
+	beforeCommit func(shard layout.Shard, end pg.LSN) error // tests stop a shard there; nil otherwise
+
+	ran        bool
 	batchBytes int
 	appliers   []*applier
 	gate       *gate
@@ -67,13 +73,35 @@ func (s *Stream) Run(ctx context.Context, blocks <-chan *pg.Block, release func(
 		s.batchBytes = 4 << 20
 	}
 	s.gate = newGate(len(s.Shards))
-	if err := s.connect(ctx); err != nil {
-		s.disconnect()
-		return err
+	s.forgetFuture()
+	err := s.connect(ctx)
+	if err == nil {
+		s.committed()
+		err = s.apply(ctx, blocks, release)
 	}
-	defer s.disconnect()
-	s.committed()
+	s.disconnect()
+	var again *carefulError
+	if errors.As(err, &again) {
+		s.careful[again.table] = true
+		return ErrReread
+	}
+	return s.overtaken(ctx, err)
+}
 
+// forgetFuture drops translations the run before learnt from transactions that are now to come again.
+func (s *Stream) forgetFuture() {
+	if s.ran {
+		for _, t := range s.Tables {
+			if t.Query != nil {
+				s.Router.Lookups.Forget(t.Query)
+			}
+		}
+	}
+	s.ran = true
+}
+
+// apply runs the router and an applier a shard until all have ended.
+func (s *Stream) apply(ctx context.Context, blocks <-chan *pg.Block, release func(*pg.Block)) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, a := range s.appliers {
 		g.Go(func() error {
@@ -84,11 +112,30 @@ func (s *Stream) Run(ctx context.Context, blocks <-chan *pg.Block, release func(
 		})
 	}
 	g.Go(func() error { return newRouter(s, release).run(ctx, blocks) })
-	err := g.Wait()
-	var again *carefulError
-	if errors.As(err, &again) {
-		s.careful[again.table] = true
-		return ErrReread
+	return g.Wait()
+}
+
+// overtaken says what a row that was not as expected means where a checkpoint moved under this run: an older
+// connection's backend committed after all what this run then tried to write again.
+func (s *Stream) overtaken(ctx context.Context, err error) error {
+	var diverged *DivergedError
+	var mapping *MappingChangedError
+	if !errors.As(err, &diverged) && !errors.As(err, &mapping) {
+		return err
+	}
+	for _, a := range s.appliers {
+		conn, opened := pg.Open(ctx, s.Shards[a.shard], pg.Writer, s.AppName)
+		if opened != nil {
+			return opened // whether it diverged is not known
+		}
+		at, locked := s.Checkpoint.Lock(ctx, conn)
+		pg.Close(conn)
+		switch {
+		case locked != nil:
+			return locked
+		case at != a.at:
+			return fmt.Errorf("%w: %s is at %s, not at %s (%w)", checkpoints.ErrPositionMoved, a.shard, at, a.at, err)
+		}
 	}
 	return err
 }
@@ -101,7 +148,7 @@ func (s *Stream) connect(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		a := &applier{stream: s, shard: layout.Shard(i), conn: conn, queue: make(chan unit, 8), prepared: map[string]string{}, last: time.Now()}
+		a := &applier{stream: s, shard: layout.Shard(i), conn: conn, queue: make(chan unit, 8), emptied: make(chan []op, 8), prepared: map[string]string{}, last: time.Now()}
 		s.appliers = append(s.appliers, a)
 		if _, err := conn.Exec(ctx, plannerSettings); err != nil {
 			return err

@@ -4,13 +4,17 @@ import (
 	"context"
 
 	"pgreshard/layout"
+	"pgreshard/lookup"
 	"pgreshard/pg"
 )
 
 // strict routes a change that must find things exactly as the source had them.
 func (r *router) strict(ctx context.Context, t *Table, kind pg.Op, old, new pg.Row) error {
 	if len(t.Feeds) > 0 {
-		r.forgetTranslations(t, old, new)
+		if kind == pg.OpUpdate && t.guardChanged(old, new) {
+			return &MappingChangedError{Table: t.Source, At: r.tx.Commit}
+		}
+		r.mappingPasses(t, kind, old, new)
 	}
 	if t.Rule.Omni {
 		for _, shard := range r.all {
@@ -73,6 +77,9 @@ func (r *router) standsOn(ctx context.Context, t *Table, old pg.Row) (layout.Sha
 		shard, err := r.place(ctx, t, old)
 		return shard, err == nil, err
 	}
+	if r.careful[t] { // a translation may have been another when the row was placed
+		return 0, false, nil
+	}
 	key := old[t.RuleKey[0]]
 	if key.Kind != pg.Text {
 		return 0, false, nil
@@ -123,6 +130,9 @@ func (r *router) update(ctx context.Context, t *Table, old, new pg.Row) error {
 // asked at once.
 func (r *router) updateLoose(ctx context.Context, t *Table, old, new pg.Row) error {
 	to, err := r.place(ctx, t, new)
+	if lookup.Missing(err) != nil && r.ending {
+		return r.updateOrphan(ctx, t, old, new, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -137,26 +147,21 @@ func (r *router) updateLoose(ctx context.Context, t *Table, old, new pg.Row) err
 // keyChanged says that the update changes the row's key or its sharding key.
 func (t *Table) keyChanged(old, new pg.Row) bool {
 	for _, columns := range [][]int{t.Key, t.RuleKey} {
-		for _, c := range columns {
-			if old[c].Kind != pg.Unchanged && (old[c].Kind != new[c].Kind || string(old[c].Bytes) != string(new[c].Bytes)) {
-				return true
-			}
+		if changedIn(columns, old, new) {
+			return true
 		}
 	}
 	return false
 }
 
-// forgetTranslations drops what was cached of a mapping row that comes or goes: a translation may come back as another.
-// Which of its columns is the key the query alone knows, so every value of the row the query reads is taken for one.
-func (r *router) forgetTranslations(t *Table, old, new pg.Row) {
-	for _, row := range []pg.Row{old, new} {
-		for _, c := range t.Guard {
-			if row == nil || row[c].Kind != pg.Text {
-				continue
-			}
-			for _, q := range t.Feeds {
-				r.Router.Lookups.Invalidate(q, row[c].Bytes)
-			}
+// guardChanged says that the log tells of a change in what lookups read. Where it does not tell, the statement looks.
+func (t *Table) guardChanged(old, new pg.Row) bool { return old != nil && changedIn(t.Guard, old, new) }
+
+func changedIn(columns []int, old, new pg.Row) bool {
+	for _, c := range columns {
+		if old[c].Kind != pg.Unchanged && differ(old[c], new[c]) {
+			return true
 		}
 	}
+	return false
 }

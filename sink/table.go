@@ -1,7 +1,6 @@
 package sink
 
 import (
-	"fmt"
 	"slices"
 
 	"pgreshard/layout"
@@ -29,6 +28,8 @@ type Table struct {
 	StartsAt pg.LSN
 	// Feeds lists the queries whose translations come from this table.
 	Feeds []*lookup.Query
+	// Answers lists those of Feeds that a passing row answers by itself.
+	Answers []Answer
 }
 
 // loose says that an old row does not tell which shard it is on: the identity lacks the sharding key, or the key is
@@ -46,51 +47,4 @@ func (t *Table) loose() bool {
 		}
 	}
 	return false
-}
-
-// binding says where the columns of a relation, as the stream described it, stand in its Table.
-type binding struct {
-	table *Table
-	leaf  pg.Name
-	order []int // relation column to Table.Columns
-	same  bool  // order is 0, 1, 2, … over all columns
-}
-
-func bind(t *Table, r *pg.Relation) (*binding, error) {
-	b := &binding{table: t, leaf: r.Name, order: make([]int, len(r.Columns))}
-	for i, c := range r.Columns {
-		b.order[i] = slices.IndexFunc(t.Columns, func(k pg.Column) bool { return k.Name == c.Name })
-		if b.order[i] < 0 {
-			return nil, &SchemaError{Table: t.Source, What: fmt.Sprintf("column %q is on the source and not on the destination", c.Name)}
-		}
-	}
-	if len(r.Columns) < len(t.Columns) {
-		for i, c := range t.Columns {
-			if !slices.Contains(b.order, i) {
-				return nil, &SchemaError{Table: t.Source, What: fmt.Sprintf("column %q is gone from the source", c.Name)}
-			}
-		}
-	}
-	b.same = len(r.Columns) == len(t.Columns) && slices.IsSorted(b.order)
-	return b, nil
-}
-
-// row puts a relation's row into the table's column order.
-func (b *binding) row(r pg.Row) pg.Row {
-	if b.same || r == nil {
-		return r
-	}
-	out := make(pg.Row, len(b.table.Columns))
-	for i, d := range r {
-		out[b.order[i]] = d
-	}
-	return out
-}
-
-func pick(r pg.Row, columns []int) []pg.Datum {
-	out := make([]pg.Datum, len(columns))
-	for i, c := range columns {
-		out[i] = r[c]
-	}
-	return out
 }

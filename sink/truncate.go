@@ -9,8 +9,15 @@ import (
 	"pgreshard/pg"
 )
 
+// emptied is a part of a table's rows that TRUNCATE took away, as the destination has it.
+type emptied struct {
+	table string // the destination's table or partition, as SQL
+	rows  string // which of its rows, as SQL; empty: all
+}
+
 // truncate empties tables on every shard: whole tables, or, where only leaves of a partitioned table were emptied, the
-// leaves of the same name. With several sources a TRUNCATE on one removes that source's rows only.
+// same leaves, or their rows where the destination has none of that name. With several sources a TRUNCATE on one removes
+// that source's rows only.
 func (r *router) truncate(ctx context.Context, c *pg.Truncate) error {
 	leaves := map[*Table][]*pg.Relation{}
 	var order []*Table
@@ -26,29 +33,37 @@ func (r *router) truncate(ctx context.Context, c *pg.Truncate) error {
 	}
 	var whole []string
 	for _, t := range order {
-		if r.Mine != nil && !t.Rule.Omni {
-			if err := r.emptyMine(ctx, t); err != nil {
-				return err
-			}
-			continue
-		}
-		names, err := r.truncated(t, leaves[t])
+		parts, err := r.emptied(ctx, t, leaves[t])
 		if err != nil {
 			return err
 		}
-		whole = append(whole, names...)
+		for _, part := range parts {
+			switch {
+			case r.Mine != nil && !t.Rule.Omni:
+				if err := r.emptyMine(ctx, t, part); err != nil {
+					return err
+				}
+			case part.rows == "":
+				whole = append(whole, part.table)
+			default:
+				r.everywhere(t, "delete from "+part.table+" where "+part.rows)
+			}
+		}
 	}
-	if len(whole) == 0 {
-		return nil
-	}
-	for _, shard := range r.all {
-		r.add(layout.Shard(shard), op{kind: opTruncate, table: order[0], sql: "truncate " + strings.Join(whole, ", ")})
+	if len(whole) > 0 { // in one statement, because they may refer to each other
+		r.everywhere(order[0], "truncate "+strings.Join(whole, ", "))
 	}
 	return nil
 }
 
-// truncated lists the destination's tables to empty: the root when every leaf of it was.
-func (r *router) truncated(t *Table, rels []*pg.Relation) ([]string, error) {
+func (r *router) everywhere(t *Table, sql string) {
+	for _, shard := range r.all {
+		r.add(layout.Shard(shard), op{kind: opTruncate, table: t, sql: sql})
+	}
+}
+
+// emptied finds what to empty for the leaves that were: the root when they are all it has.
+func (r *router) emptied(ctx context.Context, t *Table, rels []*pg.Relation) ([]emptied, error) {
 	of := 0
 	for _, other := range r.Tables {
 		if other == t {
@@ -56,50 +71,78 @@ func (r *router) truncated(t *Table, rels []*pg.Relation) ([]string, error) {
 		}
 	}
 	if of == len(rels) {
-		return []string{t.Dest.SQL()}, nil
+		return []emptied{{table: t.Dest.SQL()}}, nil
 	}
-	var out []string
+	var out []emptied
 	for _, rel := range rels {
-		leaf, ok := r.Leaves[rel.OID]
-		if !ok {
-			return nil, &SchemaError{Table: rel.Name, What: "a partition was emptied by TRUNCATE that the destination does not have as a partition of its own"}
+		if leaf, ok := r.Leaves[rel.OID]; ok {
+			out = append(out, emptied{table: leaf.SQL()})
+			continue
 		}
-		out = append(out, leaf.SQL())
+		rows, err := r.constraint(ctx, rel)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, emptied{table: t.Dest.SQL(), rows: rows})
 	}
 	return out, nil
 }
 
-// emptyMine deletes from every shard the rows whose sharding key the source layout places on this source.
-func (r *router) emptyMine(ctx context.Context, t *Table) error {
-	columns := t.columnList(t.RuleKey)
+// constraint is the condition that a row belongs to a leaf, as the source says it. That of a hash partition names a
+// table of the source and means nothing elsewhere.
+func (r *router) constraint(ctx context.Context, leaf *pg.Relation) (string, error) {
+	conn, err := r.asked(ctx)
+	if err != nil {
+		return "", err
+	}
+	var rows *string
+	if err := conn.QueryRow(ctx, `select pg_get_partition_constraintdef($1)`, leaf.OID).Scan(&rows); err != nil {
+		return "", fmt.Errorf("read what belongs to partition %s: %w", leaf.Name, err)
+	}
+	if rows == nil || strings.Contains(*rows, "satisfies_hash_partition(") {
+		return "", &SchemaError{Table: leaf.Name, What: "a partition was emptied by TRUNCATE that the destination does not have as a partition of its own"}
+	}
+	return *rows, nil
+}
+
+// emptyMine deletes from every shard those of the rows whose sharding key the source layout places on this source.
+func (r *router) emptyMine(ctx context.Context, t *Table, part emptied) error {
+	rows := part.rows
+	if rows == "" {
+		rows = "true"
+	}
 	return r.call(ctx, r.live(r.all), func(ctx context.Context, a *applier) error {
-		keys := a.conn.PgConn().ExecParams(ctx, fmt.Sprintf("select distinct %s from %s", columns, t.Dest.SQL()), nil, nil, nil, nil).Read()
-		if keys.Err != nil {
-			return keys.Err
+		keys := [][][]byte{{}}
+		if len(t.RuleKey) > 0 {
+			result := a.exec(ctx, statement{sql: fmt.Sprintf("select distinct %s from %s where %s", t.columnList(t.RuleKey), part.table, rows)})
+			if result.Err != nil {
+				return result.Err
+			}
+			keys = result.Rows
 		}
-		for _, values := range keys.Rows {
-			key := textRow(values)
-			mine, err := r.Mine(t, key)
-			if err != nil {
-				return err
-			}
-			if !mine {
-				continue
-			}
-			row := make(pg.Row, len(t.Columns))
-			for i, c := range t.RuleKey {
-				row[c] = key[i]
-			}
-			var s statement
-			where := make([]string, len(t.RuleKey))
-			for i, v := range s.bind(t, t.RuleKey, row) {
-				where[i] = fmt.Sprintf("t.%s is not distinct from %s", t.Columns[t.RuleKey[i]].SQL(), v)
-			}
-			sql := fmt.Sprintf("delete from %s t where %s", t.Dest.SQL(), strings.Join(where, " and "))
-			if err := a.conn.PgConn().ExecParams(ctx, sql, s.params, s.types, nil, nil).Read().Err; err != nil {
+		for _, values := range keys {
+			if err := a.emptyKey(ctx, t, part.table, rows, textRow(values)); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// emptyKey deletes the rows of one sharding key, if it is this source's.
+func (a *applier) emptyKey(ctx context.Context, t *Table, table, rows string, key []pg.Datum) error {
+	mine, err := a.stream.Mine(t, key)
+	if err != nil || !mine {
+		return err
+	}
+	row := make(pg.Row, len(t.Columns))
+	for i, c := range t.RuleKey {
+		row[c] = key[i]
+	}
+	var s statement
+	s.sql = fmt.Sprintf("delete from %s t where %s", table, rows)
+	if values := s.bind(t, t.RuleKey, row); len(values) > 0 {
+		s.sql += " and " + t.match(t.RuleKey, values)
+	}
+	return a.exec(ctx, s).Err
 }

@@ -53,6 +53,8 @@ func (e expressions) record(columns []string) string {
 	for _, name := range columns {
 		if form := e.raw(name); form != "" {
 			parts = append(parts, fmt.Sprintf(form, e.column(name).SQL()))
+		} else if form := e.ordered(name); form != "" {
+			parts = append(parts, form)
 		} else {
 			texts = append(texts, e.column(name).SQL())
 		}

@@ -74,7 +74,12 @@ func (b *bench) request(t *testing.T) Request {
 
 func catalog(t *testing.T, db *pgtest.DB) *pg.Catalog {
 	t.Helper()
-	c, err := pg.ReadCatalog(t.Context(), db.Conn(t))
+	conn, err := pg.Open(t.Context(), db.Shard(0), pg.Reader, "test") // its search_path is part of a type's name
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pg.Close(conn)
+	c, err := pg.ReadCatalog(t.Context(), conn)
 	if err != nil {
 		t.Fatal(err)
 	}

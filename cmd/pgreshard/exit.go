@@ -92,11 +92,16 @@ func hintOf(err error) string {
 	return "the same command may be run again and goes on where it stopped"
 }
 
-// explain makes an error readable: one line for each thing wrong, each with a hint, no address or password in it.
+// explain makes an error readable: one line for each thing wrong, each with a hint, no address or password in it. The key
+// of a row that stopped the move is shown here, and in status, and nowhere else.
 func explain(err error) string {
 	text := redact(strings.TrimRight(err.Error(), "\n"))
 	if !strings.Contains(text, "hint: ") {
 		text += " (hint: " + hintOf(err) + ")"
+	}
+	var row interface{ RowKey() string }
+	if errors.As(err, &row) && row.RowKey() != "" {
+		text += " (key " + row.RowKey() + ")"
 	}
 	return text
 }

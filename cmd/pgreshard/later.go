@@ -66,6 +66,7 @@ func (c *Config) unbuilt() error {
 		{c.Stream.OnWALBudget != "stop", "stream.on_wal_budget", "take it out, and watch the source's disk"},
 		{c.Cutover.OnBlockers != "undo", "cutover.on_blockers", "undo"},
 		{c.Cutover.EndOldSessions, "cutover.end_old_sessions", "false"},
+		{len(c.Checks) > 0, "checks", "take the section out"},
 		{len(c.Hooks.BeforeFreeze)+len(c.Hooks.AfterSwitch)+len(c.Hooks.AfterUndo) > 0, "hooks", "take the section out"},
 		{!c.General.ShowKeys, "general.show_keys", "true"},
 	} {

@@ -49,6 +49,7 @@ func (a *app) migrate(ctx context.Context, hold, ask bool) error {
 		if err := c.unbuilt(); err != nil {
 			return err
 		}
+		defer limitMemory(c)()
 		// The worker's engine is the worker's alone; questions over HTTP have their own sessions.
 		asked, err := a.open(ctx, c, a.log)
 		if err != nil {

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"pgreshard/layout"
+	"pgreshard/move"
+	"pgreshard/pgtest"
+)
+
+func TestTheCommandsBesideALiveMove(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 3, pgtest.WorkloadOptions{Writers: 4, Rate: 50, Lookups: true, KeyChanges: true}, "[cutover]\nreverse = false\n")
+	stop := r.write()
+
+	code, out, said := r.run("plan")
+	for _, table := range pgtest.WorkloadTables() {
+		if !strings.Contains(out, "\npublic."+table+" ") {
+			t.Errorf("plan does not list %s", table)
+		}
+	}
+	if code != exitDone || !strings.Contains(out, "nothing blocks the move") {
+		t.Fatalf("plan: %d\n%s", code, said)
+	}
+	var plan move.Plan
+	r.json(&plan, "plan")
+	if len(plan.Tables) != len(pgtest.WorkloadTables()) || len(plan.Nodes) != 4 || len(plan.Problems) != 0 {
+		t.Errorf("plan: %+v", plan)
+	}
+	untouched(t, append(r.shards, r.sources...)...)
+	for _, command := range []string{"status", "layout", "verify"} {
+		if code, _, said := r.run(command); code != exitFailed || !strings.Contains(said, "hint: ") {
+			t.Errorf("%s before there is a move: %d\n%s", command, code, said)
+		}
+	}
+
+	worker := r.start("migrate", "--hold")
+	s := r.awaitSafe(worker)
+	if s.Move != r.name || s.State != "streaming" || s.Layout != (move.StatusLayout{Serving: 1, Next: 2}) || s.Error != nil ||
+		len(s.Streams) != 1 || s.Streams[0].LagBytes == nil || s.Streams[0].LagSeconds == nil || len(s.Shards) != 3 || len(s.Copy) != 7 {
+		t.Errorf("status of the worker: %+v", s)
+	}
+	for _, c := range s.Copy {
+		if c.State != "done" || c.Bytes != c.BytesTotal {
+			t.Errorf("copy of %s: %+v", c.Table, c)
+		}
+	}
+	if code, out, said := r.run("status"); code != exitDone || !strings.Contains(out, "state:  streaming: ") || !strings.Contains(out, "\nsafe to cut over: ") {
+		t.Errorf("status: %d\n%s", code, said)
+	}
+	r.serves(1, 1)
+	r.routes()
+
+	stop()
+	if err := worker.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code, said := worker.wait(t); code != exitFailed || !strings.Contains(said, "stopped by signal: terminated (hint: the same command goes on from here)") {
+		t.Errorf("the worker stopped with %d:\n%s", code, said)
+	}
+	code, out, said = r.run("status")
+	if code != exitDone || !strings.Contains(out, "state:  streaming: ") || !strings.HasSuffix(out, "\nsafe to cut over: no, because no worker runs\n") || strings.Contains(out, "worker:") {
+		t.Errorf("status without a worker: %d\n%s", code, said)
+	}
+	s = move.Status{}
+	r.json(&s, "status")
+	if s.State != "streaming" || s.SafeToCutOver.OK || len(s.Streams) != 1 || s.Streams[0].LagBytes == nil || s.Worker != "" {
+		t.Errorf("status without a worker: %+v", s)
+	}
+
+	if code, _, said := r.run("migrate"); code != exitDone {
+		t.Fatalf("migrate: %d\n%s", code, said)
+	}
+	r.compare()
+	r.placed()
+	r.serves(2, 3)
+	r.routes()
+	r.verifies()
+	if code, out, said := r.run("status"); code != exitDone || !strings.Contains(out, "layout 2 serves") || !strings.Contains(out, "state:  completed: ") {
+		t.Errorf("status after the move: %d\n%s", code, said)
+	}
+	if code, _, said := r.run("migrate"); code != exitDone {
+		t.Errorf("migrate after the end: %d\n%s", code, said)
+	}
+}
+
+// json runs a command with --json and reads what it prints.
+func (r *rig) json(into any, args ...string) {
+	r.t.Helper()
+	code, out, said := r.run(append(args, "--json")...)
+	if err := json.Unmarshal([]byte(out), into); err != nil || code != exitDone {
+		r.t.Fatalf("%v --json: %d, %v\n%s", args, code, err, said)
+	}
+}
+
+// awaitSafe asks the running worker until it says that it is safe to cut over.
+func (r *rig) awaitSafe(worker *process) move.Status {
+	r.t.Helper()
+	for {
+		if code, out, _ := r.run("status", "--json"); code == exitDone {
+			var s move.Status
+			if err := json.Unmarshal([]byte(out), &s); err != nil {
+				r.t.Fatalf("%v\n%s", err, out)
+			}
+			if s.SafeToCutOver.OK {
+				return s
+			}
+		}
+		select {
+		case <-worker.ended:
+			r.t.Fatalf("the worker ended with %d:\n%s", worker.code, worker.both.String())
+		case <-r.t.Context().Done():
+			r.t.Fatal("never safe to cut over")
+		default:
+		}
+	}
+}
+
+// serves looks at what `layout` says.
+func (r *rig) serves(version, shards int) {
+	r.t.Helper()
+	var record layout.Record
+	r.json(&record, "layout")
+	if record.Version != version || len(record.Shards) != shards || record.ServingSince == nil || version == 2 && len(record.Rules) != 7 {
+		r.t.Errorf("layout: %+v", record)
+	}
+	if code, out, said := r.run("layout"); code != exitDone || !strings.HasPrefix(out, fmt.Sprintf("layout %d of ", version)) {
+		r.t.Errorf("layout: %d\n%s", code, said)
+	}
+}
+
+// routes compares `route` with where plain SQL finds the rows.
+func (r *rig) routes() {
+	r.t.Helper()
+	for _, c := range []struct{ table, key, column, translated string }{
+		{"orders", "1", "tenant_id", ""}, {"public.orders", "6", "tenant_id", ""}, {"orders", "39", "tenant_id", ""},
+		{"users", "1", "tenant_id", "1"}, {"users", "6", "tenant_id", "5"}, {"documents", "39", "tenant_id", "38"}, {"documents", "40", "tenant_id", "40"},
+		{"events", pgtest.EventTenant(5), "tenant_id", ""}, {"events", pgtest.EventTenant(12), "tenant_id", ""},
+		{"order_items", r.sources[0].Query(r.t, `select order_id from order_items order by 1 limit 1`)[0][0], "order_id", "tenant_id of the order"},
+	} {
+		var route move.Route
+		r.json(&route, "route", c.table, c.key)
+		if c.table == "order_items" {
+			c.translated = r.sources[0].Query(r.t, `select tenant_id from orders where id = $1`, c.key)[0][0]
+		}
+		if len(route.Shards) != 1 || len(route.Nodes) != 1 || route.Translated != c.translated || route.Version != 2 {
+			r.t.Errorf("route %s %s: %+v", c.table, c.key, route)
+			continue
+		}
+		var found []layout.Shard
+		for n, db := range r.shards {
+			if db.Query(r.t, fmt.Sprintf(`select count(*) from %s where %s::text = $1`, c.table, c.column), c.key)[0][0] != "0" {
+				found = append(found, layout.Shard(n))
+			}
+		}
+		if !slices.Equal(found, route.Shards) {
+			r.t.Errorf("route %s %s says shard %v, rows are on %v", c.table, c.key, route.Shards, found)
+		}
+	}
+	var all move.Route
+	r.json(&all, "route", "countries", "AA")
+	if len(all.Shards) != 3 || len(all.Nodes) != 3 {
+		r.t.Errorf("route of an omnisharded table: %+v", all)
+	}
+	if code, out, said := r.run("route", "countries", "AA"); code != exitDone || !strings.Contains(out, "write to all of them, read from any") {
+		r.t.Errorf("route of an omnisharded table: %d\n%s", code, said)
+	}
+	for what, args := range map[string][]string{"a table that is not moved": {"nowhere", "1"}, "a key without mapping": {"users", "123456789"}, "a key of another type": {"orders", "x"}} {
+		if code, _, said := r.run(append([]string{"route"}, args...)...); code == exitDone || !strings.Contains(said, "hint: ") {
+			r.t.Errorf("route of %s: %d\n%s", what, code, said)
+		}
+	}
+}
+
+// verifies looks at what `verify` says of equal sides, and of a row that was changed, one taken away and one put elsewhere.
+func (r *rig) verifies() {
+	r.t.Helper()
+	var tables []map[string]any
+	r.json(&tables, "verify")
+	if len(tables) != len(pgtest.WorkloadTables()) {
+		r.t.Errorf("verify: %v", tables)
+	}
+	for _, table := range tables {
+		for _, key := range []string{"missing", "extra", "different", "misplaced"} {
+			if table[key] != 0.0 || table["state"] != "clean" || table["rows"] == 0.0 {
+				r.t.Errorf("verify: %v", table)
+			}
+		}
+	}
+	if code, out, said := r.run("verify"); code != exitDone || !strings.Contains(out, "public.order_items") {
+		r.t.Errorf("verify: %d\n%s", code, said)
+	}
+	order := r.shards[0].Query(r.t, `select id from orders order by id limit 1`)[0][0]
+	r.shards[0].Exec(r.t, `update orders set placed_at = placed_at + interval '1 microsecond' where id = $1`, order)
+	user := r.shards[1].Query(r.t, `delete from users where ctid = (select ctid from users limit 1) returning id`)[0][0]
+	r.shards[2].Exec(r.t, `insert into countries values ('!!', 'nowhere', 1)`)
+	code, out, said := r.run("verify")
+	for _, part := range []string{"public.orders: different", order, "public.users: missing", user, "public.countries: extra", "!!"} {
+		if !strings.Contains(out, part) {
+			r.t.Errorf("verify does not say %q", part)
+		}
+	}
+	if code != exitCheck || !strings.Contains(said, "hint: ") {
+		r.t.Errorf("verify of differences: %d", code)
+	}
+	r.t.Logf("verify of differences:\n%s", said)
+}
+
+func TestASecondProcessTakesOverWhenTheFirstIsKilled(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2, pgtest.WorkloadOptions{}, "[cutover]\nreverse = false\n")
+	first := r.start("migrate", "--hold")
+	r.awaitSafe(first)
+	second := r.start("migrate")
+	second.says(t, "another worker runs this move")
+	if got := r.state(); got != "streaming" {
+		t.Errorf("the move is %s", got)
+	}
+	first.kill()
+	if code, said := second.wait(t); code != exitDone {
+		t.Fatalf("the second ended with %d:\n%s", code, said)
+	}
+	r.compare()
+	r.placed()
+}
+
+// says waits until a process has written something.
+func (p *process) says(t *testing.T, what string) {
+	t.Helper()
+	for !strings.Contains(p.both.String(), what) {
+		select {
+		case <-p.ended:
+			t.Fatalf("the process ended with %d and did not say %q:\n%s", p.code, what, p.both.String())
+		default:
+			pause(t.Context())
+		}
+	}
+}

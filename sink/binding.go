@@ -1,0 +1,105 @@
+package sink
+
+import (
+	"fmt"
+	"slices"
+
+	"pgreshard/pg"
+)
+
+// binding says where the columns of a relation, as the stream described it, stand in its Table.
+type binding struct {
+	table    *Table
+	relation *pg.Relation
+	order    []int // relation column to Table.Columns
+	same     bool  // order is 0, 1, 2, … over all columns
+}
+
+func bind(t *Table, r *pg.Relation) (*binding, error) {
+	b := &binding{table: t, relation: r, order: make([]int, len(r.Columns))}
+	for i, c := range r.Columns {
+		b.order[i] = slices.IndexFunc(t.Columns, func(k pg.Column) bool { return k.Name == c.Name })
+		if b.order[i] < 0 {
+			return nil, &SchemaError{Table: t.Source, What: fmt.Sprintf("column %q is on the source and not on the destination", c.Name)}
+		}
+	}
+	if len(r.Columns) < len(t.Columns) {
+		for i, c := range t.Columns {
+			if !slices.Contains(b.order, i) {
+				return nil, &SchemaError{Table: t.Source, What: fmt.Sprintf("column %q is gone from the source", c.Name)}
+			}
+		}
+	}
+	b.same = len(r.Columns) == len(t.Columns) && slices.IsSorted(b.order)
+	return b, nil
+}
+
+// row puts a relation's row into the table's column order.
+func (b *binding) row(r pg.Row) pg.Row {
+	if b.same || r == nil {
+		return r
+	}
+	out := make(pg.Row, len(b.table.Columns))
+	for i, d := range r {
+		out[b.order[i]] = d
+	}
+	return out
+}
+
+// binding finds how a relation is written; nil where the move does not follow it.
+func (r *router) binding(rel *pg.Relation) (*binding, error) {
+	if b := r.bindings[rel.OID]; b != nil && b.relation == rel {
+		return b, nil
+	}
+	t := r.Tables[rel.OID]
+	if t == nil {
+		return nil, &SchemaError{Table: rel.Name, What: "the stream carries a table that was not there when the move was made"}
+	}
+	b, err := bind(t, rel)
+	if err == nil {
+		r.bindings[rel.OID] = b
+	}
+	return b, err
+}
+
+// old puts the old row into the table's column order. What a 'K' tuple does not carry is marked so: its NULLs there
+// mean nothing.
+func (b *binding) old(c *pg.Change) pg.Row {
+	if c.Old == nil || c.OldFull {
+		return b.row(c.Old)
+	}
+	out := make(pg.Row, len(b.table.Columns))
+	for i := range out {
+		out[i].Kind = pg.Unchanged
+	}
+	for i, d := range c.Old {
+		if c.Relation.Columns[i].Key {
+			out[b.order[i]] = d
+		}
+	}
+	return out
+}
+
+// completed fills what the new row does not carry from the old one, as far as that does. Beside a whole old row that is
+// everything; beside an identity it is an identity stored out of line.
+func completed(new, old pg.Row) pg.Row {
+	if complete(new) {
+		return new
+	}
+	out := append(pg.Row(nil), new...)
+	for i, d := range out {
+		if d.Kind == pg.Unchanged {
+			out[i] = old[i]
+		}
+	}
+	return out
+}
+
+func complete(r pg.Row) bool {
+	for _, d := range r {
+		if d.Kind == pg.Unchanged {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,77 @@
+package sink
+
+import (
+	"context"
+	"sync/atomic"
+
+	"pgreshard/pg"
+)
+
+// handOver gives every shard what was routed; the block is released when the last shard has executed its part.
+func (r *router) handOver(ctx context.Context, b *pg.Block) error {
+	var left atomic.Int32
+	left.Store(int32(len(r.units)))
+	free := func() {
+		if left.Add(-1) == 0 {
+			r.release(b)
+		}
+	}
+	for shard := range r.units {
+		r.units[shard].free = free
+		if err := r.push(ctx, shard, r.seq); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// push gives a shard what was routed to it, which is its whole part up to seq.
+func (r *router) push(ctx context.Context, shard int, seq int64) error {
+	u := r.units[shard]
+	u.seq = seq
+	r.units[shard] = unit{}
+	select { // what the shard has emptied is filled again
+	case r.units[shard].ops = <-r.appliers[shard].emptied:
+	default:
+	}
+	select {
+	case r.appliers[shard].queue <- u:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// call runs fn on each of the shards at this very place in the stream, inside the open destination transaction, and
+// waits for all of them.
+func (r *router) call(ctx context.Context, shards []int, fn func(ctx context.Context, a *applier) error) error {
+	// A shard may be about to commit something that others must have executed first: they need their part for that.
+	ready := shards
+	if r.joints > r.gate.low() {
+		ready = r.all
+	}
+	for _, shard := range ready { // the present change is not routed yet
+		if err := r.push(ctx, shard, r.seq-1); err != nil {
+			return err
+		}
+	}
+	done := make(chan error, len(shards))
+	for _, shard := range shards {
+		select {
+		case r.appliers[shard].queue <- unit{call: fn, done: done}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for range shards {
+		select {
+		case err := <-done:
+			if err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}

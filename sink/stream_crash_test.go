@@ -1,0 +1,306 @@
+package sink_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgreshard/checkpoints"
+	"pgreshard/layout"
+	"pgreshard/pg"
+	"pgreshard/pgtest"
+	"pgreshard/replicator"
+	"pgreshard/sink"
+)
+
+// errHalt ends the stream for good.
+var errHalt = errors.New("halted")
+
+// haltAfter ends the stream when shard first has committed a position and the others have not yet.
+func (f *following) haltAfter(first layout.Shard) {
+	f.stream.BeforeCommit(func(shard layout.Shard, end pg.LSN) error {
+		if shard == first {
+			return nil
+		}
+		for deadline := time.Now().Add(streamPatience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			var at pg.LSN
+			err := f.watch[first].QueryRow(context.Background(), `select lsn::text from pgreshard.checkpoint`).Scan(&at)
+			if err != nil {
+				return err
+			}
+			if at >= end {
+				return errHalt
+			}
+		}
+		return fmt.Errorf("shard %d never committed", first)
+	})
+}
+
+// apart are changes of one transaction that touch two shards; a and b are keys that live on different ones.
+var apart = map[string]string{
+	"a row moves":                        `update %[1]s set tenant = %[3]d where id = 1`,
+	"two rows change places":             `update %[1]s set tenant = case tenant when %[2]d then %[3]d else %[2]d end where id in (1, 2)`,
+	"a row moves and gets another key":   `update %[1]s set tenant = %[3]d, id = 50 where id = 1`,
+	"two rows swap their ids":            `update %[1]s set id = -1 where id = 1; update %[1]s set id = 1 where id = 2; update %[1]s set id = 2 where id = -1`,
+	"a row goes and comes back":          `update %[1]s set tenant = %[3]d where id = 1; update %[1]s set tenant = %[2]d where id = 1; update %[1]s set tenant = %[3]d where id = 2`,
+	"a row goes there twice":             `update %[1]s set tenant = %[3]d where id = 1; update %[1]s set tenant = %[2]d where id = 1; update %[1]s set tenant = %[3]d, a = 9 where id = 1`,
+	"a row moves and is deleted":         `update %[1]s set tenant = %[3]d where id = 1; delete from %[1]s where id = 1; insert into %[1]s values (51, %[2]d)`,
+	"rows of both are deleted":           `delete from %[1]s where id in (1, 2)`,
+	"a row is deleted and put elsewhere": `delete from %[1]s where id = 1; insert into %[1]s values (1, %[3]d, 5); update %[1]s set a = 6 where id = 1`,
+	"the table is emptied":               `update %[1]s set tenant = %[3]d where id = 1; set constraints all immediate; truncate %[1]s; insert into %[1]s values (1, %[2]d), (2, %[3]d); update %[1]s set tenant = %[3]d where id = 1`,
+}
+
+// A crash between the commits of two shards, whichever is first, loses and doubles nothing, although the columns the log
+// left out were on the shard that has deleted the row. One transaction does the same in every kind of table.
+func TestACrashBetweenTheCommitsOfTwoShards(t *testing.T) {
+	t.Parallel()
+	list := slices.DeleteFunc(slices.Clone(variants), func(v variant) bool { return v.key != "tenant" || v.name == "parts" })
+	f := everyVariant(t, 2, list)
+	f.watch = f.conns()
+	a, b := f.keyOn(0, 0), f.keyOn(1, 0)
+	f.exec(fmt.Sprintf(`insert into tenants values (%d), (%d)`, a, b))
+	everywhere := func(sql string) string {
+		all := "begin;"
+		for _, v := range list {
+			all += strings.NewReplacer("%[1]s", v.name, "%[2]d", fmt.Sprint(a), "%[3]d", fmt.Sprint(b)).Replace(sql) + ";"
+		}
+		return all + "commit"
+	}
+	for name, change := range apart {
+		for first := range layout.Shard(2) {
+			t.Run(fmt.Sprintf("%s, %s first", name, first), func(t *testing.T) {
+				f.takeOver()
+				stop := f.run()
+				f.exec(everywhere("delete from %[1]s"))
+				f.exec(everywhere(`insert into %[1]s select 1, %[2]d, 1, string_agg(md5(g::text), '') from generate_series(1, 100) g`))
+				f.exec(everywhere(`insert into %[1]s select 2, %[3]d, 2, string_agg(md5(g::text), 'x') from generate_series(1, 100) g`))
+				f.catchUp()
+				stop()
+				f.takeOver()
+				f.haltAfter(first)
+				stop = f.run()
+				f.exec(everywhere(change))
+				f.exec(`select pg_logical_emit_message(true, 'pgreshard', 'both')`)
+				if err := f.failure(); !errors.Is(err, errHalt) {
+					t.Fatalf("it ended with %v", err)
+				}
+				stop()
+				f.takeOver()
+				stop = f.run()
+				f.catchUp()
+				f.compareUnder(t)
+				stop()
+			})
+		}
+	}
+}
+
+// A stream that is cut within a transaction while a position without rows waits for its checkpoint must not commit the
+// part it has.
+func TestAStreamCutWithinATransactionCommitsNoPartOfIt(t *testing.T) {
+	t.Parallel()
+	f := follow(t, 2, `create table t (id int primary key, tenant bigint, big text)`, "", rules{sharded: map[string]string{"t": "tenant"}})
+	a, b := f.keyOn(0, 0), f.keyOn(1, 0)
+	f.exec(fmt.Sprintf(`insert into t values (1, %d)`, a)) // for shard 1 a position without rows
+	f.exec(fmt.Sprintf(`insert into t select g, case g %% 2 when 0 then %d else %d end, repeat(g::text, 200) from generate_series(2, 3000) g`, a, b))
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	reader := replicator.New(replicator.Config{Shard: f.source.Shard(0), Slot: f.source.Name, Publication: "p", Start: f.start})
+	ended := make(chan struct{})
+	go func() { _ = reader.Run(ctx); close(ended) }()
+	blocks := make(chan *pg.Block)
+	go func() {
+		defer close(blocks)
+		within := false
+		for n := 0; n < 2 || !within; n++ {
+			block := <-reader.Blocks()
+			for _, c := range block.Changes {
+				within = within && c.Op != pg.OpCommit || c.Op == pg.OpBegin
+			}
+			blocks <- block
+		}
+	}()
+	if err := f.stream.Run(ctx, blocks, reader.Release); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	for range reader.Blocks() {
+	}
+	<-ended
+	t.Log(f.shards[0].Query(t, `select lsn from pgreshard.checkpoint`), f.shards[1].Query(t, `select lsn from pgreshard.checkpoint`))
+	if n := f.shards[0].Query(t, `select count(*) from t`)[0][0] + f.shards[1].Query(t, `select count(*) from t`)[0][0]; n != "10" {
+		t.Errorf("the shards hold %s rows", n)
+	}
+	f.run()
+	f.catchUp()
+	f.compare()
+}
+
+// A backend whose connection was cut may commit after the same worker has connected again and begun the same work: then
+// the work is not done twice, and it is not called a divergence.
+func TestAnOldBackendThatCommitsLateDoublesNothing(t *testing.T) {
+	t.Parallel()
+	for name, step := range map[string]string{
+		"inserts without key": `insert into k values (1, %[1]d), (1, %[1]d)`,
+		"inserts":             `insert into t values (2, %[1]d)`,
+		"deletes":             `delete from t where id = 1`,
+		"updates":             `update t set id = 5 where id = 1`,
+		"moves":               `update t set tenant = %[2]d where id = 1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := follow(t, 2, `create table t (id int primary key, tenant bigint); create table k (id int, tenant bigint);
+				alter table k replica identity full`, "", rules{sharded: map[string]string{"t": "tenant", "k": "tenant"}})
+			relay := pgtest.NewRelay(t, f.shards[0].Cluster.Addr())
+			f.via[0] = f.shards[0].Via(relay)
+			f.takeOver()
+			a, b := f.keyOn(0, 0), f.keyOn(1, 0)
+			stop := f.run()
+			f.exec(fmt.Sprintf(`insert into t values (1, %d)`, a))
+			f.catchUp()
+
+			lock, err := f.at[0].Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := lock.Exec(t.Context(), `lock table t, k in share mode`); err != nil {
+				t.Fatal(err)
+			}
+			f.exec(strings.NewReplacer(`%[1]d`, fmt.Sprint(a), `%[2]d`, fmt.Sprint(b)).Replace(step))
+			f.awaitWaiting(1)
+			relay.Refuse(true) // pgx would ask to cancel
+			stop()
+			relay.Refuse(false)
+			f.run()
+			f.awaitWaiting(2)
+			if err := lock.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			f.catchUp()
+			f.compare()
+			t.Logf("%d runs (2: the new backend was first, 3: the old one)", f.runs)
+		})
+	}
+}
+
+// awaitWaiting waits until n backends of the stream wait for a lock on shard 0.
+func (f *following) awaitWaiting(n int) {
+	f.t.Helper()
+	for end := time.Now().Add(streamPatience); ; time.Sleep(5 * time.Millisecond) {
+		got := f.shards[0].Query(f.t, `select count(*) from pg_stat_activity where datname = current_database() and application_name = $1 and wait_event_type = 'Lock'`, f.stream.AppName)[0][0]
+		if got == fmt.Sprint(n) {
+			return
+		}
+		if time.Now().After(end) {
+			f.t.Fatalf("%s backends wait, not %d", got, n)
+		}
+	}
+}
+
+func TestAnOlderWorkerCanWriteNothing(t *testing.T) {
+	t.Parallel()
+	f := follow(t, 2, `create table t (id int primary key)`, "", rules{sharded: map[string]string{"t": "id"}})
+	stop := f.run()
+	f.exec(`insert into t select generate_series(1, 9)`)
+	f.catchUp()
+	old := f.stream
+	f.takeOver()
+	f.exec(`insert into t select generate_series(10, 19)`)
+	if err := f.failure(); !errors.Is(err, checkpoints.ErrSuperseded) {
+		t.Errorf("the older worker ended with %v", err)
+	}
+	stop()
+	f.run()
+	f.catchUp()
+	f.compare()
+	if old.Applied() >= f.stream.Applied() {
+		t.Error("the older worker is as far as the new one")
+	}
+}
+
+// A checkpoint that was moved under an open transaction, by whatever, is never moved on from a wrong place.
+func TestACheckpointThatMovedIsReadAgain(t *testing.T) {
+	t.Parallel()
+	f := follow(t, 1, `create table t (id int primary key)`, "", rules{sharded: map[string]string{"t": "id"}})
+	var once atomic.Bool
+	f.watch = f.conns()
+	f.stream.BeforeCommit(func(_ layout.Shard, end pg.LSN) error {
+		if once.CompareAndSwap(false, true) {
+			_, err := f.watch[0].Exec(context.Background(), `insert into public.t select generate_series(1, 9)`)
+			if err == nil {
+				_, err = f.watch[0].Exec(context.Background(), `update pgreshard.checkpoint set lsn = $1::text::pg_lsn`, end.String())
+			}
+			return err
+		}
+		return nil
+	})
+	f.exec(`insert into t select generate_series(1, 9)`)
+	f.run()
+	f.catchUp()
+	f.compare()
+	if f.runs < 2 {
+		t.Error("it went on without reading the checkpoint again")
+	}
+}
+
+func TestARowThatIsGoneFromAShardStopsTheStreamThere(t *testing.T) {
+	t.Parallel()
+	for _, v := range []variant{variants[0], variants[1], variants[3], variants[7]} {
+		for name, change := range map[string]string{
+			"update": `update %s set a = 5 where id = 1`, "delete": `delete from %s where id = 1`, "update of its key": `update %s set id = 99 where id = 1`,
+		} {
+			t.Run(v.name+", "+name, func(t *testing.T) {
+				t.Parallel()
+				f := everyVariant(t, 2, []variant{v})
+				f.run()
+				f.exec(fmt.Sprintf(`insert into tenants values (3); insert into %[1]s values (1, 3, 1), (2, 3, 1); `, v.name))
+				f.catchUp()
+				shard := 0
+				for i, db := range f.shards {
+					if rows := db.Query(t, `with gone as (delete from `+v.name+` where id = 1 returning 1) select * from gone`); len(rows) == 1 {
+						shard = i
+					}
+				}
+				f.exec(`begin; update ` + v.name + ` set a = 7 where id = 2; ` + fmt.Sprintf(change, v.name) + `; commit`)
+				err := f.failure()
+				var diverged *sink.DivergedError
+				if !errors.As(err, &diverged) {
+					t.Fatalf("it ended with %v", err)
+				}
+				key := map[bool]string{true: "1", false: "3,1"}[v.name != "inside"]
+				if diverged.Table.Table != v.name || diverged.Key != key && !(name == "update of its key" && diverged.Key == "99") || diverged.At == 0 {
+					t.Errorf("it says %v, key %q", err, diverged.Key)
+				}
+				at, err := f.position(t.Context(), f.shards[shard])
+				if err != nil || at > diverged.At {
+					t.Errorf("the shard committed up to %s, %v", at, err)
+				}
+				if rows := f.shards[shard].Query(t, `select a from `+v.name+` where id = 2 or id = 1`); len(rows) > 0 && rows[0][0] != "1" {
+					t.Errorf("a part of the transaction was committed: %v", rows)
+				}
+			})
+		}
+	}
+}
+
+func TestARowThatIsThereAlreadyStopsTheStream(t *testing.T) {
+	t.Parallel()
+	f := follow(t, 1, `create table t (id int primary key, u int unique)`, "", rules{sharded: map[string]string{"t": "id"}})
+	f.run()
+	f.shards[0].Exec(t, `insert into t values (1, 5)`)
+	f.exec(`insert into t values (2, 2), (1, 1)`)
+	var diverged *sink.DivergedError
+	if err := f.failure(); !errors.As(err, &diverged) || diverged.Key != "1" || diverged.Shard != 0 {
+		t.Errorf("it ended with %v", err)
+	}
+	t.Log(f.shards[0].Query(t, `select lsn from pgreshard.checkpoint`), f.shards[1].Query(t, `select lsn from pgreshard.checkpoint`))
+	if n := f.shards[0].Query(t, `select count(*) from t`)[0][0]; n != "1" {
+		t.Errorf("%s rows", n)
+	}
+}

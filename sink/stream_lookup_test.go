@@ -1,0 +1,213 @@
+package sink_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"pgreshard/sink"
+)
+
+const tenantsSchema = `
+create table tenants (id bigint primary key, parent bigint, name text);
+create table users (id int primary key, tenant bigint references tenants on delete cascade deferrable initially deferred, a int, big text);
+alter table users alter big set storage external;
+create table notes (tenant bigint references tenants on delete cascade deferrable initially deferred, a numeric, big text);
+alter table notes replica identity full;`
+
+const parentOf = "SELECT coalesce(parent, id) FROM tenants WHERE id = $1"
+
+// tenants is a rig whose users and notes live with their tenant's parent.
+func tenants(t *testing.T, n int, also string) *following {
+	f := follow(t, n, tenantsSchema+also, "", rules{
+		sharded: map[string]string{"users": "tenant", "notes": "tenant"}, lookups: map[string]string{"users": parentOf, "notes": parentOf}, omni: []string{"tenants"}})
+	for _, table := range []string{"users", "notes"} {
+		f.keys[table] = `(select coalesce(parent, id) from tenants where id = r.tenant)`
+	}
+	return f
+}
+
+var tenantSteps = []string{
+	`insert into tenants select g, nullif(g / 2, 0) from generate_series(1, 20) g`,
+	// the row before its mapping row
+	`begin; insert into users values (1, 101, 1); insert into notes values (101, 1); update users set a = 2 where id = 1; insert into tenants values (101, 7); insert into users values (2, 101); commit`,
+	`begin; insert into users values (3, 102); delete from users where id = 3; insert into tenants values (102); insert into users values (3, 102); commit`,
+	`insert into users select 10 + g, g, 0, (select string_agg(md5(s::text), '') from generate_series(1, 100) s) from generate_series(1, 20) g`,
+	`insert into notes select g % 4 + 1, 1.0, 'x' from generate_series(1, 20) g`,
+	// equal rows, and ones that move, in a table without key
+	`delete from notes where ctid = (select min(ctid) from notes where tenant = 2)`,
+	`update notes set a = 1.00 where ctid = (select min(ctid) from notes where tenant = 2)`,
+	`update notes set tenant = 5 where ctid = (select min(ctid) from notes where tenant = 3)`,
+	`update notes set a = 2 where tenant = 3`,
+	// rows that move, with an unchanged wide column
+	`update users set tenant = tenant % 20 + 1 where id > 10`,
+	`begin; update users set tenant = 3 where id = 11; update users set tenant = 4 where id = 11; update users set a = 5 where id = 11; commit`,
+	`update users set id = id + 100 where id < 20`,
+	`update users set id = id + 100, tenant = 7 where id = 111`,
+	// a column no lookup reads
+	`update tenants set name = 'n'`,
+	// the mapping row goes first
+	`delete from tenants where id = 4`,
+	`begin; delete from tenants where id = 6; insert into tenants values (6, 3); insert into users values (400, 6); commit`,
+	`begin; delete from users where tenant = 8; delete from tenants where id = 8; commit`,
+	`begin; insert into users values (500, 900); truncate notes; insert into tenants values (900, 2); insert into notes values (900, 1); commit`,
+	`truncate tenants cascade`,
+}
+
+func TestRowsGoWhereTheirLookupSays(t *testing.T) {
+	t.Parallel()
+	for _, identity := range []string{"", "alter table users replica identity full;"} {
+		t.Run("one by one "+identity, func(t *testing.T) {
+			t.Parallel()
+			f := tenants(t, 3, identity)
+			f.run()
+			for _, step := range tenantSteps {
+				f.exec(step)
+				f.catchUp()
+				f.compare()
+			}
+		})
+		t.Run("gathered "+identity, func(t *testing.T) {
+			t.Parallel()
+			f := tenants(t, 3, identity)
+			for _, step := range tenantSteps[:len(tenantSteps)-1] {
+				f.exec(step)
+			}
+			f.run()
+			f.catchUp()
+			f.compare()
+		})
+	}
+}
+
+func TestAMappingThatChangesStopsTheStream(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ also, change string }{
+		"in place":                     {"", `update tenants set parent = 3 where id = 4`},
+		"FULL":                         {"alter table tenants replica identity full;", `update tenants set parent = 3 where id = 4`},
+		"with its key":                 {"alter table users drop constraint users_tenant_fkey;", `update tenants set id = 44, parent = 3 where id = 4`},
+		"twice in one transaction":     {"", `begin; update tenants set parent = 3 where id = 4; update tenants set parent = null where id = 4; commit`},
+		"with a wide column beside it": {"alter table tenants alter name set storage external;", `update tenants set name = repeat('x', 5000) where id = 4; update tenants set parent = 3 where id = 4`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := tenants(t, 2, c.also)
+			f.run()
+			f.exec(`insert into tenants values (4), (5)`)
+			f.exec(`insert into users values (1, 4)`)
+			f.catchUp()
+			f.compare()
+			f.exec(c.change)
+			var changed *sink.MappingChangedError
+			if err := f.failure(); !errors.As(err, &changed) || changed.Table.Table != "tenants" {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+	}
+}
+
+// A lookup on a table that is itself sharded asks every shard; only one knows.
+func TestALookupMayReadAShardedTable(t *testing.T) {
+	t.Parallel()
+	for _, identity := range []string{"", "alter table orders replica identity full;"} {
+		t.Run(identity, func(t *testing.T) {
+			t.Parallel()
+			f := follow(t, 3, `create table orders (id bigint primary key, tenant bigint, note text);
+				create table items (id int primary key, order_id bigint, a int);`+identity, "",
+				rules{sharded: map[string]string{"orders": "tenant", "items": "order_id"}, lookups: map[string]string{"items": "SELECT tenant FROM orders WHERE id = $1"}})
+			f.run()
+			f.exec(`insert into orders select g, g % 5 from generate_series(1, 20) g; insert into items select g, g % 20 + 1, 0 from generate_series(1, 60) g`)
+			f.exec(`begin; insert into items values (100, 50); insert into orders values (50, 3); commit`)
+			f.exec(`update items set order_id = order_id % 20 + 1 where id < 30; update orders set note = 'x'; update items set a = 1`)
+			f.exec(`begin; delete from orders where id = 7; delete from items where order_id = 7; commit`)
+			f.exec(`begin; delete from items where order_id = 8; delete from orders where id = 8; commit`)
+			f.catchUp()
+			f.compare("orders")
+			if got, want := f.itemsWithTheirOrder(), f.source.Query(t, `select count(*) from items`)[0][0]; got != want {
+				t.Errorf("%s items are with their order, of %s", got, want)
+			}
+			f.exec(`update orders set tenant = 4 where id = 1`)
+			var changed *sink.MappingChangedError
+			if err := f.failure(); !errors.As(err, &changed) {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+	}
+}
+
+func (f *following) itemsWithTheirOrder() string {
+	n := 0
+	for _, db := range f.shards {
+		n += len(db.Query(f.t, `select 1 from items i join orders o on o.id = i.order_id`))
+	}
+	return fmt.Sprint(n)
+}
+
+func TestAKeyWithoutMappingStopsTheStreamBeforeItsTransaction(t *testing.T) {
+	t.Parallel()
+	f := tenants(t, 2, `alter table users drop constraint users_tenant_fkey;`)
+	stop := f.run()
+	f.exec(`insert into tenants values (1)`)
+	f.exec(`begin; insert into tenants values (2); insert into users values (1, 1), (2, 77); commit`)
+	var place *sink.PlaceError
+	if err := f.failure(); !errors.As(err, &place) || place.Key != "77" || place.At == 0 || place.Table.Table != "users" {
+		t.Fatalf("it ended with %v", err)
+	}
+	stop()
+	for _, db := range f.shards {
+		if rows := db.Query(t, `select count(*) from tenants where id = 2 union all select count(*) from users`); rows[0][0] != "0" || rows[1][0] != "0" {
+			t.Error("a part of the transaction is there")
+		}
+	}
+}
+
+// A row whose mapping row went and came again is found where it stands, although its key is now translated otherwise.
+func TestARowPlacedByAnOlderMappingIsFound(t *testing.T) {
+	t.Parallel()
+	f := tenants(t, 3, `alter table users drop constraint users_tenant_fkey; alter table users replica identity full;`)
+	f.run()
+	a, b := f.keyOn(0, 0), f.keyOn(1, 0)
+	f.exec(fmt.Sprintf(`insert into tenants values (1000, %d); insert into users values (1, 1000), (2, 1000), (3, 1000)`, a))
+	f.exec(fmt.Sprintf(`begin; delete from tenants where id = 1000; insert into tenants values (1000, %d); commit; insert into users values (4, 1000)`, b))
+	f.exec(`delete from users where id = 1`)
+	f.exec(`update users set a = 1 where id = 2`)
+	f.exec(`update users set a = 1 where id = 4; delete from users where id = 4`)
+	f.catchUp()
+	if rows := f.shards[1].Query(t, `select id, a from users`); len(rows) != 1 || rows[0][0] != "2" {
+		t.Errorf("the shard of the new mapping holds %v", rows)
+	}
+	if rows := f.shards[0].Query(t, `select id from users`); len(rows) != 1 || rows[0][0] != "3" {
+		t.Errorf("the shard of the old mapping holds %v", rows)
+	}
+}
+
+func TestARowWhoseMappingIsGoneStaysWhereItIs(t *testing.T) {
+	t.Parallel()
+	for _, identity := range []string{"", "alter table users replica identity full;"} {
+		t.Run(identity, func(t *testing.T) {
+			t.Parallel()
+			f := tenants(t, 3, `alter table users drop constraint users_tenant_fkey; `+identity)
+			f.run()
+			f.exec(`insert into tenants values (1), (2); insert into users values (1, 1), (2, 1), (3, 2)`)
+			f.exec(`begin; delete from tenants where id = 1; update users set a = 1 where id = 1; commit`)
+			f.exec(`update users set a = 2 where tenant = 1; update users set id = 20 where id = 2`)
+			f.catchUp()
+			delete(f.keys, "users")
+			for shard, db := range f.shards {
+				want := 0
+				if shard == f.shardOf(1) {
+					want = 2
+				}
+				if rows := db.Query(t, `select id, a from users where tenant = 1`); len(rows) != want {
+					t.Errorf("shard %d holds %v", shard, rows)
+				}
+			}
+			f.exec(`delete from users where id = 20`)
+			f.exec(`update users set tenant = 1 where id = 3`)
+			var place *sink.PlaceError
+			if err := f.failure(); !errors.As(err, &place) || place.Key != "1" {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+	}
+}

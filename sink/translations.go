@@ -1,0 +1,144 @@
+package sink
+
+import (
+	"context"
+
+	"pgreshard/lookup"
+	"pgreshard/pg"
+)
+
+// Answer says that a query asks one table for one column by its key alone, so that a row of the table that passes in
+// the stream is the answer itself, and nobody need be asked.
+type Answer struct {
+	Query      *lookup.Query
+	Key, Value int // indexes into the table's Columns
+}
+
+// mappingPasses keeps the cache in step with a row that lookups read. One that comes is the answer to its key, where
+// the query is that simple; whatever was cached is forgotten, since the key may have had another translation. One that
+// goes is forgotten when its transaction ends: rows placed by it may go in the same transaction, after it (ON DELETE
+// CASCADE), and are found by it. An update changes no translation, or it is refused.
+func (r *router) mappingPasses(t *Table, kind pg.Op, old, new pg.Row) {
+	switch kind {
+	case pg.OpInsert:
+		r.forgetTranslations(t, new)
+		for _, a := range t.Answers {
+			if new[a.Key].Kind == pg.Text && new[a.Value].Kind == pg.Text {
+				r.Router.Lookups.Store(a.Query, new[a.Key].Bytes, new[a.Value].Bytes)
+			}
+		}
+	case pg.OpDelete:
+		r.leaving = append(r.leaving, leaving{t, old})
+	}
+}
+
+// leaving is a mapping row that the open transaction deletes.
+type leaving struct {
+	table *Table
+	row   pg.Row
+}
+
+// forgetLeaving is called at the end of a transaction.
+func (r *router) forgetLeaving() {
+	for _, l := range r.leaving {
+		r.forgetTranslations(l.table, l.row)
+	}
+	clear(r.leaving)
+	r.leaving = r.leaving[:0]
+}
+
+// forgetTranslations drops what was cached of a mapping row. Which of its columns is the key the query alone knows, so
+// every value of the row that the query reads is taken for one; where the log does not carry one of them, everything
+// the query had cached is dropped.
+func (r *router) forgetTranslations(t *Table, row pg.Row) {
+	for _, c := range t.Guard {
+		for _, q := range t.Feeds {
+			switch row[c].Kind {
+			case pg.Text:
+				r.Router.Lookups.Invalidate(q, row[c].Bytes)
+			case pg.Unchanged:
+				r.Router.Lookups.Forget(q)
+			}
+		}
+	}
+}
+
+// prefetch asks, in one round trip a query, for the translations that the rows of a block need and the cache does not
+// have, unless the block itself brings them. What is not there yet is asked again when its row is placed; what changes
+// within the block is forgotten when the change passes.
+func (r *router) prefetch(ctx context.Context, b *pg.Block) error {
+	var wanted map[*Table]map[string]bool
+	for i := range b.Changes {
+		c := &b.Changes[i]
+		if c.New == nil {
+			continue
+		}
+		bound, err := r.binding(c.Relation)
+		if err != nil || bound == nil {
+			return err
+		}
+		t, row := bound.table, bound.row(c.New)
+		if t.Query == nil || row[t.RuleKey[0]].Kind != pg.Text {
+			continue
+		}
+		key := row[t.RuleKey[0]].Bytes
+		if _, ok := r.Router.Lookups.Cached(t.Query, key); ok {
+			continue
+		}
+		if wanted == nil {
+			wanted = map[*Table]map[string]bool{}
+		}
+		if wanted[t] == nil {
+			wanted[t] = map[string]bool{}
+		}
+		wanted[t][string(key)] = true
+	}
+	if wanted == nil {
+		return nil
+	}
+	r.leaveOutBrought(b, wanted)
+	for t, keys := range wanted {
+		if err := r.ask1(ctx, t, keys); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// leaveOutBrought takes out the keys whose mapping rows are inserted in the block.
+func (r *router) leaveOutBrought(b *pg.Block, wanted map[*Table]map[string]bool) {
+	for i := range b.Changes {
+		c := &b.Changes[i]
+		if c.Op != pg.OpInsert {
+			continue
+		}
+		bound, err := r.binding(c.Relation)
+		if err != nil || bound == nil {
+			continue
+		}
+		row := bound.row(c.New)
+		for _, a := range bound.table.Answers {
+			for t, keys := range wanted {
+				if t.Query.ID == a.Query.ID {
+					delete(keys, string(row[a.Key].Bytes))
+				}
+			}
+		}
+	}
+}
+
+// ask1 fills the cache for keys of one table; keys without translation are left to whoever places their rows.
+func (r *router) ask1(ctx context.Context, t *Table, keys map[string]bool) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	list := make([][]byte, 0, len(keys))
+	for key := range keys {
+		list = append(list, []byte(key))
+	}
+	_, err := r.Router.Lookups.TranslateMany(ctx, r.askingOnce(t).Query, list, r.asker(ctx, t))
+	if lookup.Missing(err) != nil {
+		return nil
+	}
+	return err
+}
