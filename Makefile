@@ -15,7 +15,7 @@ PARALLEL    ?= 2
 # bench: copy, catchup or all. Its sizes are in docs/performance.md.
 BENCH       ?= all
 
-.PHONY: build demo test race bench memory fuzz lint setup clean
+.PHONY: build demo test test-versions race bench memory fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -25,6 +25,18 @@ demo: build             ## a whole move on throw-away servers, with writers
 
 test: setup             ## every test, on real servers
 	$(WITH_GO) go test -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
+
+# The suites whose outcome may depend on the server's version: values, identities, partitions.
+VERSION_TESTS ?= Value|Types|Encoding|Identit|Partition|Key
+
+test-versions: setup    ## those suites on 14, 15, 16, 17, 18, and from 14 to 18
+	@$(WITH_GO) PGRESHARD_PG_DIRS="$$(pgtest/versions.sh)" && export PGRESHARD_PG_DIRS && \
+	tools="$$(pgtest/versions.sh --tools)" && export PATH="$${tools:+$$tools:}$$PATH" && \
+	for pair in 14:14 15:15 16:16 17:17 18:18 14:18; do \
+		echo "== PostgreSQL $${pair%:*} to $${pair#*:}"; \
+		PGRESHARD_TEST_SOURCE=$${pair%:*} PGRESHARD_TEST_DEST=$${pair#*:} \
+			go test -count=1 -timeout $(TIMEOUT) -p 1 -run '$(VERSION_TESTS)' $(TEST_FLAGS) ./move ./sink ./copier ./verify ./layout || exit 1; \
+	done
 
 race: setup             ## the tests under the race detector (needs a C compiler)
 	$(WITH_GO) CGO_ENABLED=1 go test -race -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)

@@ -64,7 +64,7 @@ func DumpSchema(ctx context.Context, source pg.Shard, conn *pgx.Conn, o SchemaOp
 	if d.objects, err = readObjects(ctx, conn); err != nil {
 		return nil, err
 	}
-	args := []string{"--format=custom", "--schema-only", "--no-publications", "--no-subscriptions",
+	args := []string{"--format=custom", "--schema-only", "--encoding=UTF8", "--no-publications", "--no-subscriptions",
 		"--exclude-schema=pgreshard", "--lock-wait-timeout=10000", "--file=" + d.archive}
 	if o.Snapshot != "" {
 		args = append(args, "--snapshot="+o.Snapshot)
@@ -123,7 +123,11 @@ func (d *Dump) Restore(ctx context.Context, dest pg.Shard, conn *pgx.Conn, phase
 	if len(use) == 0 {
 		return nil
 	}
-	if err := d.run(ctx, dest, phase, use); err != nil {
+	run := d.run
+	if d.refusesTool(ctx, serverMajor(conn)) {
+		run = d.runWritten
+	}
+	if err := run(ctx, dest, phase, use); err != nil {
 		return fmt.Errorf("restore %s on %s: %w", phase, dest, err)
 	}
 	return nil
@@ -136,19 +140,25 @@ func (d *Dump) run(ctx context.Context, dest pg.Shard, phase Phase, use []entry)
 		return err
 	}
 	defer os.Remove(list)
-	args := []string{"--use-list=" + list, "--exit-on-error"}
+	args := append(d.restoreArgs(list), "--exit-on-error")
 	if phase == PhaseIndexes {
 		args = append(args, fmt.Sprintf("--jobs=%d", cmp.Or(d.opts.Jobs, 2)))
 	} else {
 		args = append(args, "--single-transaction")
 	}
+	return tool{path: d.restore, dir: d.opts.Dir, app: d.opts.App}.run(ctx, dest, append(args, d.archive))
+}
+
+// restoreArgs say what of the archive is restored.
+func (d *Dump) restoreArgs(list string) []string {
+	args := []string{"--use-list=" + list}
 	if !d.opts.Owners {
 		args = append(args, "--no-owner")
 	}
 	if !d.opts.Grants {
 		args = append(args, "--no-privileges")
 	}
-	return tool{path: d.restore, dir: d.opts.Dir, app: d.opts.App}.run(ctx, dest, append(args, d.archive))
+	return args
 }
 
 // Close removes the archive.

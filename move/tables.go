@@ -26,14 +26,15 @@ type inventory struct {
 
 // moved is one table of the move: a root as rules name it.
 type moved struct {
-	name  pg.Name
-	rule  *layout.Rule
-	query *lookup.Query // nil without lookup
-	reads []pg.Name     // the tables query reads
-	asked bool          // one of those is sharded: every shard is asked
-	guard []string      // columns of this table that some lookup reads
-	feeds []*lookup.Query
-	plain []plainLookup // those of feeds that ask this table alone, by one column
+	name        pg.Name
+	rule        *layout.Rule
+	query       *lookup.Query // nil without lookup
+	reads       []pg.Name     // the tables query reads
+	asked       bool          // one of those is sharded: every shard is asked
+	guard       []string      // columns of this table that some lookup reads
+	feeds       []*lookup.Query
+	withMapping bool          // a row lives where its mapping row does
+	plain       []plainLookup // those of feeds that ask this table alone, by one column
 }
 
 // matches says whether [tables] include and exclude take a table.
@@ -218,7 +219,7 @@ func common(a, b []int) (out []int) {
 
 // sinkTable matches a leaf's columns to the destination's by name.
 func (t *moved) sinkTable(root, leaf, into *pg.Table) (*sink.Table, error) {
-	st := &sink.Table{Source: t.name, Dest: into.Name, Rule: t.rule, Query: t.query, AskAll: t.asked, Feeds: t.feeds}
+	st := &sink.Table{Source: t.name, Dest: into.Name, Rule: t.rule, Query: t.query, AskAll: t.asked, Feeds: t.feeds, WithMapping: t.withMapping}
 	for _, c := range into.Columns {
 		if _, ok := root.Column(c.Name); ok && c.Generated == 0 {
 			st.Columns = append(st.Columns, c)

@@ -47,8 +47,15 @@ func (r *router) apply(ctx context.Context, c heldChange) error {
 		route = r.forgiving
 	}
 	err := route(ctx, c.table, c.kind, c.old, c.new)
-	if lookup.Missing(err) != nil && !r.ending {
+	switch {
+	case lookup.Missing(err) == nil:
+		return err
+	case !r.ending:
 		return r.hold(ctx, c)
+	case r.ahead && c.table.WithMapping:
+		// The run before this one placed the row, or no shard could be ahead of it. Its mapping row has gone since, on the
+		// shard that is ahead, and the row lives on the same shard: that one has the change already.
+		return nil
 	}
 	return err
 }

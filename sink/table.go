@@ -28,6 +28,8 @@ type Table struct {
 	StartsAt pg.LSN
 	// Feeds lists the queries whose translations come from this table.
 	Feeds []*lookup.Query
+	// WithMapping says that a row always lives on the shard of the mapping row its key is translated by.
+	WithMapping bool
 	// Answers lists those of Feeds that a passing row answers by itself.
 	Answers []Answer
 }
