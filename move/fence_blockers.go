@@ -66,20 +66,6 @@ func blockers(ctx context.Context, q pg.Querier, olderThan time.Duration) ([]Blo
 	return out, nil
 }
 
-// endBlockers ends the sessions of blockers; prepared transactions are an operator's to decide.
-func endBlockers(ctx context.Context, q pg.Querier, all []Blocker) error {
-	for _, b := range all {
-		if b.PID == 0 {
-			continue
-		}
-		var ended bool
-		if err := q.QueryRow(ctx, `select pg_terminate_backend($1)`, b.PID).Scan(&ended); err != nil {
-			return fmt.Errorf("end the session in the way (pid %d): %w", b.PID, err)
-		}
-	}
-	return nil
-}
-
 const statementLength = 200
 
 // withoutValues puts '?' for every literal of a statement and takes comments out, which carry values too. A literal

@@ -193,7 +193,3 @@ func (c *connection) answer(end pg.LSN) error {
 	c.owed = true
 	return c.status(now)
 }
-
-func (c *connection) idleDue(now time.Time) bool {
-	return c.idle != 0 && now.Sub(c.lastIdle) >= idleEvery
-}
