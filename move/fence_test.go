@@ -133,12 +133,18 @@ func TestAFrozenSourceRefusesEveryKindOfWrite(t *testing.T) {
 	t.Parallel()
 	db, f := fencedDatabase(t, false)
 	for what, sql := range refusals {
+		if what == "merge" && db.Cluster.Version < 15 {
+			continue // MERGE came with 15
+		}
 		if err := try(t, db, "begin; "+sql+"; rollback"); err != nil {
 			t.Fatalf("before the freeze, %s: %v", what, err)
 		}
 	}
 	z := freezeFor(t, f, time.Minute)
 	for what, sql := range refusals {
+		if what == "merge" && db.Cluster.Version < 15 {
+			continue // MERGE came with 15
+		}
 		wantRefused(t, what, try(t, db, sql))
 	}
 	if err := try(t, db, `insert into public.other values (1); select * from public.plain`); err != nil {
@@ -157,6 +163,9 @@ func TestAFrozenSourceRefusesEveryKindOfWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, sql := range refusals {
+		if what == "merge" && db.Cluster.Version < 15 {
+			continue // MERGE came with 15
+		}
 		if err := try(t, db, "begin; "+sql+"; rollback"); err != nil {
 			t.Errorf("after the freeze was lifted, %s: %v", what, err)
 		}

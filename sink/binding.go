@@ -23,23 +23,25 @@ func bind(t *Table, r *pg.Relation) (*binding, error) {
 			return nil, &SchemaError{Table: t.Source, What: fmt.Sprintf("column %q is on the source and not on the destination", c.Name)}
 		}
 	}
-	if len(r.Columns) < len(t.Columns) {
-		for i, c := range t.Columns {
-			if !slices.Contains(b.order, i) {
-				return nil, &SchemaError{Table: t.Source, What: fmt.Sprintf("column %q is gone from the source", c.Name)}
-			}
+	for i, c := range t.Columns {
+		if len(r.Columns) < len(t.Columns) && !slices.Contains(b.order, i) && c.NotNull && !c.HasDefault && c.Identity == 0 {
+			return nil, &SchemaError{Table: t.Source, What: fmt.Sprintf("column %q is gone from the source", c.Name)}
 		}
 	}
 	b.same = len(r.Columns) == len(t.Columns) && slices.IsSorted(b.order)
 	return b, nil
 }
 
-// row puts a relation's row into the table's column order.
+// row puts a relation's row into the table's column order. A column the relation does not have (rows from before it was
+// added, or after it was dropped) is not carried: an insert leaves it to its default.
 func (b *binding) row(r pg.Row) pg.Row {
 	if b.same || r == nil {
 		return r
 	}
 	out := make(pg.Row, len(b.table.Columns))
+	for i := range out {
+		out[i].Kind = pg.Unchanged
+	}
 	for i, d := range r {
 		out[b.order[i]] = d
 	}

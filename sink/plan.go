@@ -243,6 +243,9 @@ func appendShape(shape []byte, o *op) []byte {
 		shape[1] = 'j'
 	}
 	if o.kind == opInsert || o.kind == opUpsert {
+		for _, d := range o.new {
+			shape = append(shape, carried(d))
+		}
 		return shape
 	}
 	for _, c := range o.table.where(o.find()) {

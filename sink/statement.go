@@ -89,7 +89,7 @@ func (s *statement) takes(r rowSource) {
 
 // insertRows writes whole rows; with upsert a row that is there already takes the new values.
 func insertRows(t *Table, ops []*op, upsert bool) statement {
-	columns := all(len(t.Columns))
+	columns := carriedColumns(ops[0].new)
 	u := unnest(t, columns, newRows(ops), "c", 1)
 	sql := fmt.Sprintf("insert into %s (%s)%s select %s from %s", t.Dest.SQL(), t.columnList(columns), t.overriding(),
 		strings.Join(u.values, ", "), joined(false, u))
@@ -97,14 +97,25 @@ func insertRows(t *Table, ops []*op, upsert bool) statement {
 		sql = fmt.Sprintf("insert into %s select from generate_series(1, %d)", t.Dest.SQL(), len(ops))
 	}
 	if upsert {
-		sql += t.onConflict()
+		sql += t.onConflict(columns)
 	}
 	return statement{sql: sql, types: u.types, params: u.params, ops: ops}
 }
 
-func (t *Table) onConflict() string {
+func carriedColumns(row pg.Row) []int {
+	out := make([]int, 0, len(row))
+	for i, d := range row {
+		if d.Kind != pg.Unchanged {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+func (t *Table) onConflict(columns []int) string {
 	var set []string
-	for i, c := range t.Columns {
+	for _, i := range columns {
+		c := t.Columns[i]
 		if !t.inKey(i) {
 			set = append(set, fmt.Sprintf("%s = excluded.%s", c.SQL(), c.SQL()))
 		}

@@ -339,7 +339,11 @@ func (f *following) failure() error {
 // exec runs SQL on the source: one implicit transaction, unless it says otherwise.
 func (f *following) exec(sql string) {
 	f.t.Helper()
-	if _, err := f.conn.PgConn().Exec(f.t.Context(), sql).ReadAll(); err != nil {
+	_, err := f.conn.PgConn().Exec(f.t.Context(), sql).ReadAll()
+	for pg.Code(err) == "40P01" { // autovacuum
+		_, err = f.conn.PgConn().Exec(f.t.Context(), sql).ReadAll()
+	}
+	if err != nil {
 		f.t.Fatalf("%v\nin: %.300s", err, sql)
 	}
 }

@@ -61,6 +61,9 @@ func (r *router) delete(ctx context.Context, t *Table, old pg.Row) error {
 	}
 	if known {
 		r.add(shard, op{kind: opDelete, table: t, old: old})
+		if t.Query != nil { // a cached translation may not be the one it was placed by: no shard goes past this before it is done
+			r.joints = r.seq
+		}
 		return nil
 	}
 	r.deleteJointly(t, old)
