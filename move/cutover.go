@@ -74,6 +74,9 @@ func (m *Move) conduct(ctx context.Context, inv *inventory, followers []*followe
 		if err := m.level(ctx, followers); err != nil {
 			return err
 		}
+		if err := m.close(ctx, followers); err != nil {
+			return err
+		}
 		err := c.try(ctx)
 		if !mayPass(err) || attempt >= m.Attempts {
 			return err
@@ -120,6 +123,29 @@ func (m *Move) level(ctx context.Context, followers []*follower) error {
 			return err
 		}
 	}
+}
+
+// What is still to be applied when the freeze begins is waited for inside it. So the best moment is one at which a
+// position just asked for is applied within closeTime; after closePatience whatever max_lag allows must do.
+const (
+	closeTime     = 100 * time.Millisecond
+	closePatience = 10 * time.Second
+)
+
+// close waits for such a moment.
+func (m *Move) close(ctx context.Context, followers []*follower) error {
+	for end := time.Now().Add(closePatience); time.Now().Before(end); {
+		began := time.Now()
+		for _, f := range followers {
+			if err := f.reach(ctx, end); err != nil {
+				return err
+			}
+		}
+		if time.Since(began) < closeTime {
+			return nil
+		}
+	}
+	return nil
 }
 
 // lagging says, in words, which streams are too far behind for a freeze.

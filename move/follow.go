@@ -187,6 +187,19 @@ func (f *follower) ask(ctx context.Context) error {
 	return nil
 }
 
+// reach waits until the shards hold what the source has written up to now, or until a time. The message it
+// writes makes every shard commit at once.
+func (f *follower) reach(ctx context.Context, until time.Time) error {
+	var end pg.LSN
+	err := f.move.source(ctx, f.source, func(conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, `select pg_logical_emit_message(true, $1, 'level')::text`, sink.MessagePrefix).Scan(&end)
+	})
+	for err == nil && f.sink.Applied() < end && time.Now().Before(until) {
+		err = sleep(ctx, time.Millisecond)
+	}
+	return err
+}
+
 // sweep drops outbox images that no replay can ask for any more.
 func (f *follower) sweep(ctx context.Context) error {
 	reader := f.reader.Load()
