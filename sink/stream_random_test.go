@@ -219,6 +219,8 @@ func (s scribe) transaction(ctx context.Context) {
 }
 
 // seeds are those of SINK_SEED, or as many random ones.
+// seeds are 1 to n in the ordinary suite, so that what it says does not change from run to run, others at every run where
+// SINK_RANDOM is set, and one alone where SINK_SEED names it.
 func seeds(t *testing.T, n int) (out []uint64) {
 	t.Helper()
 	if s := os.Getenv("SINK_SEED"); s != "" {
@@ -227,6 +229,12 @@ func seeds(t *testing.T, n int) (out []uint64) {
 			t.Fatal(err)
 		}
 		return []uint64{seed}
+	}
+	if os.Getenv("SINK_RANDOM") == "" {
+		for seed := range n {
+			out = append(out, uint64(seed+1))
+		}
+		return out
 	}
 	for range n {
 		out = append(out, rand.Uint64())
