@@ -74,7 +74,7 @@ func (m *Move) conduct(ctx context.Context, inv *inventory, followers []*followe
 		if err := m.level(ctx, followers); err != nil {
 			return err
 		}
-		if err := m.close(ctx, followers); err != nil {
+		if err := m.catchUp(ctx, followers); err != nil {
 			return err
 		}
 		err := c.try(ctx)
@@ -126,22 +126,22 @@ func (m *Move) level(ctx context.Context, followers []*follower) error {
 }
 
 // What is still to be applied when the freeze begins is waited for inside it. So the best moment is one at which a
-// position just asked for is applied within closeTime; after closePatience whatever max_lag allows must do.
+// position just asked for is applied within catchUpTime; after catchUpPatience whatever max_lag allows must do.
 const (
-	closeTime     = 100 * time.Millisecond
-	closePatience = 10 * time.Second
+	catchUpTime     = 100 * time.Millisecond
+	catchUpPatience = 10 * time.Second
 )
 
-// close waits for such a moment.
-func (m *Move) close(ctx context.Context, followers []*follower) error {
-	for end := time.Now().Add(closePatience); time.Now().Before(end); {
+// catchUp waits for such a moment.
+func (m *Move) catchUp(ctx context.Context, followers []*follower) error {
+	for end := time.Now().Add(catchUpPatience); time.Now().Before(end); {
 		began := time.Now()
 		for _, f := range followers {
 			if err := f.reach(ctx, end); err != nil {
 				return err
 			}
 		}
-		if time.Since(began) < closeTime {
+		if time.Since(began) < catchUpTime {
 			return nil
 		}
 	}
@@ -465,7 +465,7 @@ func (c *cutover) undo(ctx context.Context, cause error) error {
 	if err := c.liftAll(ctx); err != nil {
 		return fmt.Errorf("undo: %w (undone because of: %v)", err, cause)
 	}
-	c.setFreeze0(time.Since(c.began))
+	c.setUndone(time.Since(c.began))
 	var err error
 	if c.finishing {
 		err = c.dropForeignKeys(ctx)
@@ -481,7 +481,7 @@ func (c *cutover) undo(ctx context.Context, cause error) error {
 	return &UndoneError{Step: step, Err: errors.Join(cause, err)}
 }
 
-func (m *Move) setFreeze0(d time.Duration) {
+func (m *Move) setUndone(d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	seconds := d.Seconds()

@@ -48,7 +48,7 @@ func (b *binding) row(r pg.Row) pg.Row {
 	return out
 }
 
-// binding finds how a relation is written; nil where the move does not follow it.
+// binding finds how a relation is written; a relation the move does not follow is a *SchemaError.
 func (r *router) binding(rel *pg.Relation) (*binding, error) {
 	if b := r.bindings[rel.OID]; b != nil && b.relation == rel {
 		return b, nil

@@ -74,7 +74,7 @@ func (r *router) prefetch(ctx context.Context, b *pg.Block) error {
 			continue
 		}
 		bound, err := r.binding(c.Relation)
-		if err != nil || bound == nil {
+		if err != nil {
 			return err
 		}
 		t, row := bound.table, bound.row(c.New)
@@ -98,7 +98,7 @@ func (r *router) prefetch(ctx context.Context, b *pg.Block) error {
 	}
 	r.leaveOutBrought(b, wanted)
 	for t, keys := range wanted {
-		if err := r.ask1(ctx, t, keys); err != nil {
+		if err := r.fill(ctx, t, keys); err != nil {
 			return err
 		}
 	}
@@ -113,8 +113,8 @@ func (r *router) leaveOutBrought(b *pg.Block, wanted map[*Table]map[string]bool)
 			continue
 		}
 		bound, err := r.binding(c.Relation)
-		if err != nil || bound == nil {
-			continue
+		if err != nil {
+			continue // prefetch has met it, or change will
 		}
 		row := bound.row(c.New)
 		for _, a := range bound.table.Answers {
@@ -127,8 +127,8 @@ func (r *router) leaveOutBrought(b *pg.Block, wanted map[*Table]map[string]bool)
 	}
 }
 
-// ask1 fills the cache for keys of one table; keys without translation are left to whoever places their rows.
-func (r *router) ask1(ctx context.Context, t *Table, keys map[string]bool) error {
+// fill fills the cache for keys of one table; keys without translation are left to whoever places their rows.
+func (r *router) fill(ctx context.Context, t *Table, keys map[string]bool) error {
 	if len(keys) == 0 {
 		return nil
 	}
