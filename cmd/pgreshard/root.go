@@ -63,7 +63,7 @@ func (a *app) root() *cobra.Command {
 		Use:   "pgreshard",
 		Short: "Moves a live PostgreSQL database from one set of shards to another.",
 		Long: "pgreshard moves a live PostgreSQL database from one set of shards to another: M shards become N, writes go on\n" +
-			"all along, and end on the new shards after a freeze that verification makes as long as the data is large.\n\n" +
+			"all along, and end on the new shards after a short freeze.\n\n" +
 			"Exit codes: 0 done, 1 failed and may be run again, 2 usage or configuration, 3 a check failed,\n" +
 			"4 the cutover was undone and the source serves writes again, 5 the outcome is unknown: look first.",
 		SilenceErrors:     true,
