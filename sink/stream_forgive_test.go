@@ -22,6 +22,7 @@ import (
 type interrupted struct {
 	*following
 	table string
+	key   string          // the primary key's columns
 	done  map[[2]int]bool // chunk and shard
 }
 
@@ -43,7 +44,7 @@ func (c *interrupted) load(chunk, shard int) {
 		_, err = into.CopyFrom(ctx, &rows, `copy part from stdin`)
 	}
 	if err == nil {
-		_, err = into.Exec(ctx, fmt.Sprintf(`delete from %[1]s where id in (select id from part); insert into %[1]s select * from part; commit`, c.table)).ReadAll()
+		_, err = into.Exec(ctx, fmt.Sprintf(`delete from %[1]s where (%[2]s) in (select %[2]s from part); insert into %[1]s select * from part; commit`, c.table, c.key)).ReadAll()
 	}
 	if err != nil {
 		c.t.Fatal(err)
@@ -152,7 +153,8 @@ func resumedRun(t *testing.T, v variant, seed uint64) {
 		}
 	}
 	write(r.IntN(15))
-	c := &interrupted{following: f, table: v.name, done: map[[2]int]bool{}}
+	primary, _, _ := strings.Cut(strings.TrimPrefix(v.primary, "primary key ("), ")")
+	c := &interrupted{following: f, table: v.name, key: primary, done: map[[2]int]bool{}}
 	for run := 0; len(c.done) < chunks*len(f.shards); run++ {
 		c.run(r, run == 3, func() { write(r.IntN(8)) })
 	}

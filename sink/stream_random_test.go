@@ -218,9 +218,7 @@ func (s scribe) transaction(ctx context.Context) {
 	_ = tx.Commit(ctx)
 }
 
-// seeds are those of SINK_SEED, or as many random ones.
-// seeds are 1 to n in the ordinary suite, so that what it says does not change from run to run, others at every run where
-// SINK_RANDOM is set, and one alone where SINK_SEED names it.
+// seeds are n new ones at every run, or the one that SINK_SEED names.
 func seeds(t *testing.T, n int) (out []uint64) {
 	t.Helper()
 	if s := os.Getenv("SINK_SEED"); s != "" {
@@ -229,12 +227,6 @@ func seeds(t *testing.T, n int) (out []uint64) {
 			t.Fatal(err)
 		}
 		return []uint64{seed}
-	}
-	if os.Getenv("SINK_RANDOM") == "" {
-		for seed := range n {
-			out = append(out, uint64(seed+1))
-		}
-		return out
 	}
 	for range n {
 		out = append(out, rand.Uint64())
