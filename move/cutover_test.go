@@ -140,25 +140,61 @@ func TestFromTheFenceOnWritersAreToldWhichLayoutServes(t *testing.T) {
 	}
 }
 
+// lockedShard keeps everybody from a table of a shard until it is cleared.
+func (r *rig) lockedShard(n int) (clear func()) {
+	tx, err := r.shards[n].Conn(r.t).Begin(r.t.Context())
+	if err == nil {
+		_, err = tx.Exec(r.t.Context(), `lock table orders`)
+	}
+	if err != nil {
+		r.t.Error(err)
+	}
+	return func() { _ = tx.Rollback(r.t.Context()) }
+}
+
+func TestNothingIsFrozenForAComparisonThatCannotEndInTime(t *testing.T) {
+	r := newRig(t, 1, 2, pgtest.WorkloadOptions{Writers: 8, Rate: 200})
+	r.config.MaxFreeze = 200 * time.Millisecond
+	stopWriters := r.write()
+	m := r.hold(t.Context(), r.move())
+	var clear func()
+	m.BeforeStep(func(step string) {
+		if step == "check" {
+			clear = r.lockedShard(1)
+		}
+	})
+	stop := r.probe(r.sources[0])
+	err := m.goOn()
+	if err == nil || !strings.Contains(err.Error(), "a freeze would be in vain; hint: raise [cutover] max_freeze") {
+		t.Errorf("the cutover ended with %v", err)
+	}
+	if refused := refusals(t, stop()); len(refused) > 0 {
+		t.Errorf("writers were refused: %q", refused)
+	}
+	clear()
+	r.config.MaxFreeze = 30 * time.Second
+	if err := r.move().Migrate(t.Context(), move.MigrateOptions{}); err != nil {
+		t.Fatalf("the rerun: %v", err)
+	}
+	stopWriters()
+	if err := r.load.Ledger().Check(t.Context(), r.conns(r.shards)...); err != nil {
+		t.Error(err)
+	}
+	r.placed()
+}
+
 func TestACutoverBeyondMaxFreezeGivesTheSourceBack(t *testing.T) {
 	const maxFreeze = time.Second
 	for name, obstruct := range map[string]func(*testing.T, *rig, *pgtest.Relay) (clear func()){
 		"a session has a table of a shard locked": func(t *testing.T, r *rig, _ *pgtest.Relay) func() {
-			tx, err := r.shards[1].Conn(t).Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := tx.Exec(t.Context(), `lock table users, orders, order_items, documents, events`); err != nil {
-				t.Fatal(err)
-			}
-			return func() { _ = tx.Rollback(t.Context()) }
+			return r.lockedShard(1)
 		},
 		"the stream's connection to a shard is silent": func(t *testing.T, r *rig, relay *pgtest.Relay) func() {
 			stalled := relay.Add(pgtest.Rule{Direction: pgtest.ToServer, Type: "Bind", Contains: r.config.Name, Do: pgtest.Stall})
 			select {
 			case <-stalled:
 			case <-t.Context().Done():
-				t.Fatal("no checkpoint was written")
+				t.Error("no checkpoint was written")
 			}
 			return func() { relay.Clear(); relay.Resume(pgtest.ToServer) }
 		},
@@ -174,7 +210,12 @@ func TestACutoverBeyondMaxFreezeGivesTheSourceBack(t *testing.T) {
 				t.Fatal(err)
 			}
 			m := r.hold(t.Context(), r.move())
-			clear := obstruct(t, r, relay)
+			var clear func()
+			m.BeforeStep(func(step string) {
+				if step == "freeze" {
+					clear = obstruct(t, r, relay)
+				}
+			})
 			stop := r.probe(r.sources[0])
 			began := time.Now()
 			err := m.goOn()

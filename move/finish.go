@@ -134,9 +134,9 @@ func (m *Move) Verify(ctx context.Context) (*verify.Report, error) {
 }
 
 // compare verifies inside the freeze; a difference is an error that names the tables.
-func (m *Move) compare(ctx context.Context, inv *inventory, at []pg.LSN) error {
+func (m *Move) compare(ctx context.Context, request verify.Request, at []pg.LSN) error {
 	m.setVerified(VerifyStatus{State: "running"})
-	report, err := m.runVerify(ctx, inv)
+	report, err := verify.Run(ctx, request)
 	if err != nil {
 		m.setVerified(VerifyStatus{State: "failed"})
 		return err
@@ -191,21 +191,30 @@ func (m *Move) setVerified(v VerifyStatus) {
 }
 
 func (m *Move) runVerify(ctx context.Context, inv *inventory) (*verify.Report, error) {
-	dest, err := m.destCatalog(ctx)
+	request, err := m.verification(ctx, inv)
 	if err != nil {
 		return nil, err
 	}
-	request := verify.Request{Place: m.placer(inv, dest)}
-	for _, s := range m.Source.Shards {
-		request.Sources = append(request.Sources, verify.NodeOf(s))
+	return verify.Run(ctx, request)
+}
+
+// verification is the comparison of everything the move moves. Its sessions are kept from one Run to the next.
+func (m *Move) verification(ctx context.Context, inv *inventory) (verify.Request, error) {
+	dest, err := m.destCatalog(ctx)
+	if err != nil {
+		return verify.Request{}, err
 	}
-	for _, s := range m.Destination.Shards {
-		request.Shards = append(request.Shards, verify.NodeOf(s))
+	request := verify.Request{Place: m.placer(inv, dest)}
+	for n := range m.Source.Shards {
+		request.Sources = append(request.Sources, m.verifyNode(&m.Source, n))
+	}
+	for n := range m.Destination.Shards {
+		request.Shards = append(request.Shards, m.verifyNode(&m.Destination, n))
 	}
 	for _, t := range inv.tables {
 		from, into := inv.sources[0].Table(t.name), dest.Table(t.name)
 		if into == nil {
-			return nil, fmt.Errorf("table %s is missing on the destination", t.name)
+			return verify.Request{}, fmt.Errorf("table %s is missing on the destination", t.name)
 		}
 		vt := verify.Table{Source: from, Dest: into, Omni: t.rule.Omni}
 		for _, c := range from.Columns {
@@ -219,7 +228,21 @@ func (m *Move) runVerify(ctx context.Context, inv *inventory) (*verify.Report, e
 		}
 		request.Tables = append(request.Tables, vt)
 	}
-	return verify.Run(ctx, request)
+	return request, nil
+}
+
+func (m *Move) verifyNode(side *Side, n int) verify.Node {
+	shard, key := side.Shards[n], sessionKey{side, n, pg.Reader}
+	return verify.Node{
+		Number: shard.Number,
+		Open: func(ctx context.Context) (*pgx.Conn, error) {
+			if conn := m.spares.take(key); conn != nil {
+				return conn, nil
+			}
+			return pg.Open(ctx, shard, pg.Reader, m.app())
+		},
+		Keep: func(conn *pgx.Conn) { m.spares.keep(key, conn) },
+	}
 }
 
 // layoutRecord is what the layout record says: the layout's shards with their nodes, and its rules.

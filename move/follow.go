@@ -23,10 +23,7 @@ type follower struct {
 	source int
 	sink   *sink.Stream
 	reader atomic.Pointer[replicator.Stream] // of the present run
-	end    atomic.Uint64                     // the source's insert position, as last asked
-	asked  atomic.Int64                      // when, Unix nanoseconds; 0: never
-	began  atomic.Int64                      // when it was first asked, Unix nanoseconds
-	even   atomic.Int64                      // when applied last was where the source had been asked to be, Unix nanoseconds
+	behind lagMeter
 }
 
 // newFollowers readies every source's stream: how each table is written, and what a resumed copy left it to know.
@@ -168,23 +165,16 @@ func (f *follower) watch(ctx context.Context) error {
 	}
 }
 
-// ask notes where the source's log is and when this stream was last level with it.
+// ask notes where the source's log is.
 func (f *follower) ask(ctx context.Context) error {
-	was, when := pg.LSN(f.end.Load()), f.asked.Load()
 	var end pg.LSN
 	err := f.move.source(ctx, f.source, func(conn *pgx.Conn) error {
 		return conn.QueryRow(ctx, `select pg_current_wal_insert_lsn()::text`).Scan(&end)
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		f.behind.asked(end, time.Now())
 	}
-	if when != 0 && f.sink.Applied() >= was {
-		f.even.Store(when)
-	}
-	f.began.CompareAndSwap(0, time.Now().UnixNano())
-	f.end.Store(uint64(end))
-	f.asked.Store(time.Now().UnixNano())
-	return nil
+	return err
 }
 
 // reach waits until the shards hold what the source has written up to now, or until a time. The message it
@@ -213,13 +203,5 @@ func (f *follower) sweep(ctx context.Context) error {
 
 // lag is how far the shards are behind the source, in bytes of log and in time; ok is false while it is not known.
 func (f *follower) lag() (bytes int64, age time.Duration, ok bool) {
-	if f.asked.Load() == 0 || f.sink.Applied() == 0 {
-		return 0, 0, false
-	}
-	bytes = max(0, int64(f.end.Load())-int64(f.sink.Applied()))
-	even := f.even.Load()
-	if even == 0 { // never level yet: at least as old as this worker's stream
-		even = f.began.Load()
-	}
-	return bytes, time.Since(time.Unix(0, even)), true
+	return f.behind.at(f.sink.Applied(), time.Now())
 }

@@ -27,9 +27,12 @@ type Move struct {
 	Config
 	log      *slog.Logger
 	sessions sessions
+	spares   spares
 	router   sink.Router
 	book     checkpoints.Book
 	resumed  bool // an earlier worker got the move to its present state, and may have died within it
+
+	beforeStep func(step string) // nil, but in tests: runs before each step of a cutover
 
 	mu        sync.Mutex // guards what follows, for Snapshot
 	state     string
@@ -39,6 +42,8 @@ type Move struct {
 	followers []*follower
 	verified  VerifyStatus
 	cutover   CutoverStatus
+	health    health
+	rates     rates
 }
 
 // New makes a Move; nothing is connected or changed before a verb runs.
@@ -55,7 +60,10 @@ func New(c Config, log *slog.Logger) *Move {
 }
 
 // Close ends every session.
-func (m *Move) Close() { m.sessions.close() }
+func (m *Move) Close() {
+	m.sessions.close()
+	m.spares.close()
+}
 
 func (m *Move) app() string { return "pgreshard " + m.Name }
 
@@ -85,6 +93,11 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 			stop(err)
 		}
 	}()
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		m.watchNodes(ctx)
+	}()
 	err := m.retry(ctx, func(ctx context.Context) error { return m.advance(ctx, o) })
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		err = cause
@@ -92,6 +105,7 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 	m.recordFailure(ctx, err)
 	stop(nil)
 	<-beating
+	<-watching
 	m.endLease(ctx)
 	return err
 }
@@ -310,6 +324,8 @@ const (
 // retry is the one retry loop: it runs fn again as long as its errors are such that the same work may succeed later.
 func (m *Move) retry(ctx context.Context, fn func(context.Context) error) error {
 	pause := firstPause
+	var s stall
+	defer m.ends(&s)
 	for {
 		began := time.Now()
 		err := fn(ctx)
@@ -326,9 +342,11 @@ func (m *Move) retry(ctx context.Context, fn func(context.Context) error) error 
 		}
 		m.log.Warn("interrupted, trying again", "error", err.Error(), "pause", pause)
 		m.resumed = true
+		m.interrupted(&s, err)
 		if err := sleep(ctx, pause); err != nil {
 			return err
 		}
+		m.resumes(&s)
 		pause = min(2*pause, longestPause)
 	}
 }

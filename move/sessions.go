@@ -49,6 +49,46 @@ func (s *sessions) close() {
 	s.open = nil
 }
 
+// spares are idle sessions that wait for their next use. A verification leaves those it opened here.
+type spares struct {
+	mu   sync.Mutex
+	idle map[sessionKey][]*pgx.Conn
+}
+
+func (s *spares) keep(key sessionKey, conn *pgx.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.idle == nil {
+		s.idle = map[sessionKey][]*pgx.Conn{}
+	}
+	s.idle[key] = append(s.idle[key], conn)
+}
+
+// take gives nil where none is left that still answers as far as is known.
+func (s *spares) take(key sessionKey) *pgx.Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for n := len(s.idle[key]); n > 0; n = len(s.idle[key]) {
+		conn := s.idle[key][n-1]
+		s.idle[key] = s.idle[key][:n-1]
+		if !conn.IsClosed() {
+			return conn
+		}
+	}
+	return nil
+}
+
+func (s *spares) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, conns := range s.idle {
+		for _, conn := range conns {
+			pg.Close(conn)
+		}
+	}
+	s.idle = nil
+}
+
 // with runs fn on the node's kept session, in no transaction; a session fn left broken or inside one is closed.
 func (s *session) with(ctx context.Context, shard pg.Shard, role pg.Role, app string, fn func(*pgx.Conn) error) (err error) {
 	s.mu.Lock()

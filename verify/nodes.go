@@ -23,9 +23,9 @@ type node struct {
 	dead *Failure // set where it could not be reached at all: it is not tried again
 }
 
-// scanSettings hold for the transaction of one scan: money has one text form everywhere, and a grouping by key stays
-// in memory as long as that is cheap.
-const scanSettings = "select set_config('lc_monetary', 'C', true), set_config('work_mem', '64MB', true)"
+// beginScan opens the transaction of one scan, and what it sets ends with it: money has one text form everywhere, and a
+// grouping by key stays in memory as long as that is cheap.
+const beginScan = "begin isolation level repeatable read read only; %s set local lc_monetary = 'C'; set local work_mem = '64MB'"
 
 // use runs f in a read-only transaction of its own on this node. Errors come back as *Failure.
 func (n *node) use(ctx context.Context, f func(*pgconn.PgConn) error) error {
@@ -40,16 +40,13 @@ func (n *node) use(ctx context.Context, f func(*pgconn.PgConn) error) error {
 }
 
 func (n *node) scan(ctx context.Context, conn *pgx.Conn, f func(*pgconn.PgConn) error) error {
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
-	if err != nil {
-		pg.Close(conn)
-		return err
-	}
-	if err = n.settings(ctx, tx); err == nil {
-		err = f(conn.PgConn())
+	server := conn.PgConn()
+	err := simple(ctx, server, fmt.Sprintf(beginScan, n.snapshot()))
+	if err == nil {
+		err = f(server)
 	}
 	if err == nil {
-		err = tx.Commit(ctx)
+		err = simple(ctx, server, "commit")
 	}
 	if err != nil {
 		pg.Close(conn) // a failed scan may have left rows unread
@@ -61,15 +58,18 @@ func (n *node) scan(ctx context.Context, conn *pgx.Conn, f func(*pgconn.PgConn) 
 	return nil
 }
 
-func (n *node) settings(ctx context.Context, tx pgx.Tx) error {
-	if n.Snapshot != "" {
-		quoted := "'" + strings.ReplaceAll(n.Snapshot, "'", "''") + "'"
-		if _, err := tx.Exec(ctx, "set transaction snapshot "+quoted); err != nil {
-			return fmt.Errorf("read under its snapshot: %w", err)
-		}
-	}
-	_, err := tx.Exec(ctx, scanSettings)
+// simple runs commands without results in one round trip.
+func simple(ctx context.Context, server *pgconn.PgConn, sql string) error {
+	_, err := server.Exec(ctx, sql).ReadAll()
 	return err
+}
+
+// snapshot is the command that makes a transaction read under the node's snapshot, or nothing.
+func (n *node) snapshot() string {
+	if n.Snapshot == "" {
+		return ""
+	}
+	return "set transaction snapshot '" + strings.ReplaceAll(n.Snapshot, "'", "''") + "';"
 }
 
 func (n *node) take(ctx context.Context) (*pgx.Conn, error) {
@@ -103,8 +103,12 @@ func (n *node) reach(ctx context.Context) {
 func (n *node) close() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	leave := n.Keep
+	if leave == nil {
+		leave = pg.Close
+	}
 	for _, conn := range n.idle {
-		pg.Close(conn)
+		leave(conn)
 	}
 	n.idle = nil
 }

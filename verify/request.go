@@ -14,6 +14,8 @@ import (
 type Node struct {
 	Number int // the shard's number in its layout
 	Open   func(context.Context) (*pgx.Conn, error)
+	// Keep takes the sessions over that are left, idle, at the end of a Run. Nil: they are closed.
+	Keep func(*pgx.Conn)
 	// Snapshot is an exported snapshot to read under. Empty: each scan sees what is committed when it starts.
 	Snapshot string
 }

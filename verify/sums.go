@@ -73,7 +73,7 @@ func (v *verifier) sums(ctx context.Context, t *Table, s side) (sums, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, n := range s.nodes {
 		group.Go(func() error {
-			ranges, err := v.ranges(ctx, n, s.sql)
+			ranges, err := v.ranges(ctx, n, t, s.sql)
 			if err != nil {
 				return err
 			}
@@ -103,8 +103,12 @@ func (v *verifier) sums(ctx context.Context, t *Table, s side) (sums, error) {
 const maxPages = `select greatest(pg_relation_size(to_regclass($1)),
        (select max(pg_relation_size(relid)) from pg_partition_tree(to_regclass($1)))) / current_setting('block_size')::int8`
 
-// ranges splits a scan by block numbers. A row is in exactly one range: each leaf's blocks are split alike.
-func (v *verifier) ranges(ctx context.Context, n *node, e expressions) (where []string, err error) {
+// ranges splits a scan by block numbers. A row is in exactly one range: each leaf's blocks are split alike. A table that
+// was small on its source when the catalog was read is not asked for its size.
+func (v *verifier) ranges(ctx context.Context, n *node, t *Table, e expressions) (where []string, err error) {
+	if t.Source.Pages > 0 && t.Source.Pages < v.rangePages/2 {
+		return []string{""}, nil
+	}
 	var pages int64
 	err = v.on(ctx, n, func(conn *pgconn.PgConn) error {
 		return each(ctx, conn, maxPages, [][]byte{[]byte(e.own.Name.SQL())}, func(values [][]byte) (err error) {

@@ -1,0 +1,197 @@
+package move
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"pgreshard/checkpoints"
+	"pgreshard/pg"
+	"pgreshard/sink"
+	"pgreshard/verify"
+)
+
+// check looks for what would make the freeze fail or last, before anything is refused.
+func (c *cutover) check(ctx context.Context) error {
+	for n := range c.Source.Shards {
+		if err := c.lookForDDL(ctx, c.inv, n); err != nil {
+			return err
+		}
+	}
+	err := c.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		all, err := blockers(ctx, conn, time.Second)
+		if err != nil || len(all) == 0 {
+			return err
+		}
+		return fmt.Errorf("source %d: %w: %s", n, errWritersInFlight, all[0])
+	})
+	if err != nil {
+		return err
+	}
+	err = c.source(ctx, 0, func(conn *pgx.Conn) (err error) {
+		c.keys, err = ForeignKeys(ctx, conn, c.inv.tree(0), c.SkipConstraint)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.readSequences(ctx, false); err != nil {
+		return err
+	}
+	if err := c.rehearse(ctx); err != nil {
+		return err
+	}
+	return c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		set, err := c.planSequences(n)
+		if err != nil {
+			return err
+		}
+		return PrepareSequences(ctx, conn, set)
+	})
+}
+
+// rehearse compares both sides once while writes go on, for what that leaves behind and not for what it finds: sessions
+// are open and know the tables when the freeze begins, and how long the comparison takes is known.
+func (c *cutover) rehearse(ctx context.Context) (err error) {
+	if !c.MustVerify {
+		return nil
+	}
+	if c.proof, err = c.verification(ctx, c.inv); err != nil {
+		return err
+	}
+	bounded, cancel := context.WithTimeout(ctx, hopeless*c.MaxFreeze)
+	defer cancel()
+	_, err = verify.Run(bounded, c.proof)
+	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
+		return fmt.Errorf("comparing both sides took more than %d times max_freeze (%s), or waits for a lock, so a freeze would be in vain; hint: raise [cutover] max_freeze, or set verify = false there and run `pgreshard verify` while writers are stopped", hopeless, c.MaxFreeze)
+	}
+	return err
+}
+
+// hopeless times max_freeze: what takes longer beside the writers does not fit into a freeze without them.
+const hopeless = 2
+
+// readSequences adds a reading of every source's sequences.
+func (c *cutover) readSequences(ctx context.Context, indexed bool) error {
+	if c.Sequences == string(SequencesNone) {
+		return nil
+	}
+	var mu sync.Mutex
+	return c.sources(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
+		all, err := ReadSequences(ctx, conn, c.inv.tree(0), indexed)
+		mu.Lock()
+		defer mu.Unlock()
+		c.sequences = append(c.sequences, all)
+		return err
+	})
+}
+
+func (c *cutover) planSequences(shard int) ([]SequenceSetting, error) {
+	return PlanSequences(SequencePolicy(c.Sequences), c.sequences, len(c.Source.Shards), shard, len(c.Destination.Shards))
+}
+
+// freeze stops the writers of every source at once.
+func (c *cutover) freeze(ctx context.Context) error {
+	err := c.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) (err error) {
+		c.frozen[n], err = c.fence(conn).freeze(ctx, c.inv.names(), c.MaxFreeze, sink.MessagePrefix, "barrier "+c.Name)
+		return err
+	})
+	// The flag's end is max_freeze from a moment after began: by then the seal must be done.
+	c.deadline = c.began.Add(c.MaxFreeze - c.MaxFreeze/20)
+	return err
+}
+
+func (m *Move) fence(conn *pgx.Conn) fence {
+	return fence{Conn: conn, Epoch: m.book.Epoch, LockTimeout: m.LockTimeout}
+}
+
+// drain waits until every shard holds everything that was written before the freeze.
+func (c *cutover) drain(ctx context.Context) error {
+	for {
+		behind := ""
+		for i, f := range c.followers {
+			if f.sink.Applied() < c.frozen[i].Barrier {
+				behind = fmt.Sprintf("source %d is applied up to %s, its barrier is at %s", i, f.sink.Applied(), c.frozen[i].Barrier)
+			}
+		}
+		if behind == "" {
+			return nil
+		}
+		if err := sleep(ctx, time.Millisecond); err != nil {
+			return fmt.Errorf("%w: %s", err, behind)
+		}
+	}
+}
+
+// finish gives the destination what must be decided after the last write: sequences above every value handed out, and
+// foreign keys, unchecked for now.
+func (c *cutover) finish(ctx context.Context) error {
+	c.finishing = true
+	if err := c.readSequences(ctx, true); err != nil {
+		return err
+	}
+	return c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		set, err := c.planSequences(n)
+		if err != nil {
+			return err
+		}
+		if err := SetSequences(ctx, conn, set); err != nil {
+			return err
+		}
+		return AddForeignKeys(ctx, conn, c.keys)
+	})
+}
+
+func (c *cutover) verifyDrained(ctx context.Context) error {
+	if !c.MustVerify {
+		return nil
+	}
+	at := make([]pg.LSN, len(c.frozen))
+	for i, z := range c.frozen {
+		at[i] = z.Barrier
+	}
+	return c.compare(ctx, c.proof, at)
+}
+
+// seal makes the freeze permanent on every source, if it has held without a gap.
+func (c *cutover) seal(ctx context.Context) error {
+	return c.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		at, err := c.fence(conn).seal(ctx, c.inv.names(), c.frozen[n].Value)
+		if err != nil {
+			return err
+		}
+		return waitStandbys(ctx, conn, at)
+	})
+}
+
+// switchLayout is the point of no return. Where the answer is lost the record is read until it is known.
+func (c *cutover) switchLayout(ctx context.Context) error {
+	to := checkpoints.Serving{Database: c.Destination.Database, Version: c.Destination.Layout, Since: time.Now().UTC()}
+	err := c.home(ctx, func(conn *pgx.Conn) error { return c.book.Switch(ctx, conn, c.Source.Layout, to) })
+	if err == nil {
+		c.setServing(to.Version)
+		return nil
+	}
+	if errors.Is(err, checkpoints.ErrNotServing) || errors.Is(err, checkpoints.ErrSuperseded) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	for {
+		serving, readErr := c.readServing(ctx)
+		if readErr == nil && serving == to.Version {
+			c.setServing(to.Version)
+			return nil
+		}
+		if readErr == nil {
+			return err
+		}
+		if sleep(ctx, 100*time.Millisecond) != nil {
+			return &UnknownError{errors.Join(err, readErr)}
+		}
+	}
+}

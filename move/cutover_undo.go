@@ -1,0 +1,110 @@
+package move
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// undo gives the cutover up: the source serves writes again. It runs to its end even where ctx has ended, but not
+// against a worker that has taken over, who decides. Where a source could not be told, no UndoneError claims that it
+// serves: decideCutover goes on from there.
+func (c *cutover) undo(ctx context.Context, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.MaxFreeze+10*time.Second)
+	defer cancel()
+	c.log.Warn("cutover undone", "reason", cause.Error())
+	if err := c.liftAll(ctx); err != nil {
+		return fmt.Errorf("undo: %w (undone because of: %v)", err, cause)
+	}
+	c.setUndone(time.Since(c.began))
+	var err error
+	if c.finishing {
+		err = c.dropForeignKeys(ctx)
+	}
+	if err == nil { // else the state stays, for decideCutover to drop them
+		err = errors.Join(c.journal(ctx, "undo", "after"), c.enter(ctx, StateStreaming))
+	}
+	step := ""
+	var s *stepError
+	if errors.As(cause, &s) {
+		step, cause = s.step, s.err
+	}
+	return &UndoneError{Step: step, Err: errors.Join(cause, err)}
+}
+
+func (m *Move) setUndone(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	seconds := d.Seconds()
+	m.cutover = CutoverStatus{FreezeSeconds: &seconds}
+}
+
+// liftAll lets every source serve again, whatever a freeze or seal had got to there.
+func (m *Move) liftAll(ctx context.Context) error {
+	return m.sources(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
+		state, err := readFence(ctx, conn)
+		// Where nothing is frozen nothing is lifted: the lock that lifting takes refuses writers while it waits for one
+		// in flight, and only a source that is not frozen has any.
+		if err != nil || !state.Installed || state.Until == 0 {
+			return err
+		}
+		for {
+			err := m.fence(conn).lift(ctx, liftAny)
+			if !errors.Is(err, errWritersInFlight) {
+				return err
+			}
+			if err := sleep(ctx, 10*time.Millisecond); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// dropForeignKeys takes back what finish made: with it a TRUNCATE in the stream would fail. The stream goes on
+// meanwhile, and others may use the tables, so a lock that is not had is given up and asked for again until ctx ends.
+func (c *cutover) dropForeignKeys(ctx context.Context) error {
+	return c.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
+		for _, k := range c.keys {
+			drop := fmt.Sprintf("alter table %s drop constraint if exists %s", k.Table.SQL(), pgx.Identifier{k.Name}.Sanitize())
+			err := c.fence(conn).inShortTransaction(ctx, drop)
+			for lockNotHad(err) {
+				err = c.fence(conn).inShortTransaction(ctx, drop)
+			}
+			if err != nil {
+				return fmt.Errorf("drop foreign key %s of %s: %w", k.Name, k.Table, err)
+			}
+		}
+		return nil
+	})
+}
+
+// decideCutover goes on after a death inside a cutover: if the switch happened, forward; if not, the source serves.
+func (m *Move) decideCutover(ctx context.Context) error {
+	serving, err := m.readServing(ctx)
+	if err != nil {
+		return err
+	}
+	if serving == m.Destination.Layout {
+		m.setServing(serving)
+		return m.enter(ctx, StateSwitched)
+	}
+	inv, err := m.takeInventory(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.liftAll(ctx); err != nil {
+		return err
+	}
+	c := &cutover{Move: m, inv: inv}
+	err = m.source(ctx, 0, func(conn *pgx.Conn) (err error) {
+		c.keys, err = ForeignKeys(ctx, conn, inv.tree(0), m.SkipConstraint)
+		return err
+	})
+	if err := errors.Join(err, c.dropForeignKeys(ctx)); err != nil {
+		return err
+	}
+	return m.enter(ctx, StateStreaming)
+}

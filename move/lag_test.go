@@ -1,0 +1,38 @@
+package move
+
+import (
+	"testing"
+	"time"
+
+	"pgreshard/pg"
+)
+
+func TestLagIsMeasuredFromTheLatestPositionThatIsApplied(t *testing.T) {
+	t.Parallel()
+	var l lagMeter
+	start := time.Now()
+	after := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
+	if _, _, ok := l.at(100, start); ok {
+		t.Error("a lag is known before the source was asked")
+	}
+	// A stream that is constantly half a second behind, asked four times a second, never is level and never grows older.
+	for i := range 5000 {
+		l.asked(pg.LSN(100*(i+1)), after(float64(i)/4))
+		bytes, age, ok := l.at(pg.LSN(100*max(1, i-1)), after(float64(i)/4))
+		if i > 2 && (bytes != 200 || age != 500*time.Millisecond || !ok) {
+			t.Fatalf("asked %d times: %d bytes, %v, %v", i, bytes, age, ok)
+		}
+	}
+	// One that stands still falls behind, however often the source is asked.
+	from, _, _ := l.at(499_900, after(1250))
+	for i := 5000; i < 20_000; i++ {
+		l.asked(pg.LSN(100*(i+1)), after(float64(i)/4))
+	}
+	bytes, age, _ := l.at(499_900, after(5000))
+	if from != 100 || bytes != 1_500_100 || age < 3750*time.Second || age > 3751*time.Second {
+		t.Errorf("after standing still: from %d to %d bytes, %v", from, bytes, age)
+	}
+	if bytes, _, _ := l.at(2_000_000, after(5000)); bytes != 0 {
+		t.Errorf("level again, %d bytes are lacking", bytes)
+	}
+}
