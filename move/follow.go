@@ -51,7 +51,7 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory) ([]*follower, e
 		}
 		s := sink.NewStream(m.Destination.Shards)
 		s.Checkpoint, s.Source, s.Router, s.Tables, s.Leaves = m.stream(n), m.Source.Shards[n], m.router, tables, leaves
-		s.BatchBytes, s.AppName = m.BatchBytes, m.app()
+		s.BatchBytes, s.BatchDelay, s.AppName = m.BatchBytes, m.BatchDelay, m.app()
 		s.Forgive = func(ctx context.Context, t *sink.Table, until pg.LSN) error {
 			return m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
 				return m.stream(n).Resume(ctx, conn, t.Source.String(), checkpoints.Resumed{ForgiveUntil: until})

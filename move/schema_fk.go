@@ -132,11 +132,22 @@ func quoteLiteral(s string) string {
 }
 
 // ValidateForeignKeys checks the rows of one shard against the foreign keys AddForeignKeys made, one key at a time,
-// and then makes those of partitioned tables out of their leaves'. Writers are not held up. It may be repeated; an
-// error names the key that does not hold.
-func ValidateForeignKeys(ctx context.Context, conn *pgx.Conn, keys []ForeignKey) error {
+// and then makes those of partitioned tables out of their leaves'. Writers are not held up. It may be repeated. Keys
+// that do not hold are left as they are and returned, as the server's errors that name them.
+func ValidateForeignKeys(ctx context.Context, conn *pgx.Conn, keys []ForeignKey) (broken []error, err error) {
 	made, err := madeForeignKeys(ctx, conn)
 	if err != nil {
+		return nil, err
+	}
+	run := func(k ForeignKey, what, sql string) error {
+		_, err := conn.PgConn().Exec(ctx, sql).ReadAll()
+		if err != nil {
+			err = fmt.Errorf("%s foreign key %s of %s: %w", what, k.Name, k.Table, err)
+		}
+		if pg.Code(err) == foreignKeyViolation {
+			broken = append(broken, err)
+			return nil
+		}
 		return err
 	}
 	for _, k := range keys {
@@ -144,17 +155,19 @@ func ValidateForeignKeys(ctx context.Context, conn *pgx.Conn, keys []ForeignKey)
 		if k.Root || !k.Validated || there && validated {
 			continue
 		}
-		_, err := conn.Exec(ctx, fmt.Sprintf("alter table %s validate constraint %s", k.Table.SQL(), pgx.Identifier{k.Name}.Sanitize()))
-		if err != nil {
-			return fmt.Errorf("validate foreign key %s of %s: %w", k.Name, k.Table, err)
+		if err := run(k, "validate", fmt.Sprintf("alter table %s validate constraint %s", k.Table.SQL(), pgx.Identifier{k.Name}.Sanitize())); err != nil {
+			return broken, err
 		}
 	}
 	for _, k := range keys {
 		if _, there := made[k.id()]; k.Root && !there {
-			if _, err := conn.PgConn().Exec(ctx, k.add(false)).ReadAll(); err != nil {
-				return fmt.Errorf("make foreign key %s of %s out of its partitions': %w", k.Name, k.Table, err)
+			if err := run(k, "make of its partitions'", k.add(false)); err != nil {
+				return broken, err
 			}
 		}
 	}
-	return nil
+	return broken, nil
 }
+
+// foreignKeyViolation: a row refers to one that is not there.
+const foreignKeyViolation = "23503"

@@ -65,12 +65,15 @@ func (c *connection) send(ctx context.Context, b *pg.Block) error {
 	}
 }
 
+// confirmed is what may be told. A backend of the run before may commit after this run has read its start: what is
+// durable is then ahead of what was delivered, and is told once that has caught up.
+func (c *connection) confirmed() pg.LSN {
+	return min(pg.LSN(c.stream.confirmed.Load()), c.delivered)
+}
+
 // status tells the server the confirmed position, if it is time to, if the position is new, or if it asked.
 func (c *connection) status(now time.Time) error {
-	confirmed := pg.LSN(c.stream.confirmed.Load())
-	if confirmed > c.delivered {
-		return fmt.Errorf("%s was confirmed, but nothing beyond %s has been delivered", confirmed, c.delivered)
-	}
+	confirmed := c.confirmed()
 	silent, urgent := now.Sub(c.lastStatus), c.owed || confirmed > c.sent
 	if silent < prompt || !urgent && silent < c.interval {
 		return nil
@@ -128,8 +131,7 @@ func (c *connection) explain(ctx context.Context, err error) error {
 // walsender that is blocked writing would not see the end.
 func (c *connection) close() {
 	defer closeConn(c.conn)
-	confirmed := pg.LSN(c.stream.confirmed.Load())
-	if c.conn.IsClosed() || confirmed > c.delivered || c.sendStatus(time.Now(), max(c.sent, confirmed)) != nil {
+	if c.conn.IsClosed() || c.sendStatus(time.Now(), max(c.sent, c.confirmed())) != nil {
 		return
 	}
 	wire := c.conn.Conn()

@@ -52,7 +52,7 @@ func (s *Stream) Blocks() <-chan *pg.Block { return s.queue.blocks }
 func (s *Stream) Release(b *pg.Block) { s.queue.release(b) }
 
 // Confirm tells the server that everything before lsn is durable, within 100 ms. It never goes back. lsn is an end
-// position (Tx.End, Block.Idle or Config.Start); one beyond what Blocks has delivered ends the stream with an error.
+// position (Tx.End, Block.Idle or Config.Start); one beyond what Blocks has delivered is told once it has been.
 func (s *Stream) Confirm(lsn pg.LSN) { raise(&s.confirmed, lsn) }
 
 // Stats is how far a stream is.

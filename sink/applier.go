@@ -38,6 +38,7 @@ type applier struct {
 	saved   bool   // it has a savepoint to go back to
 	ops     []op   // taken and not executed
 	bytes   int
+	since   time.Time // when the first of them was taken
 	seq     int64
 	frees   []func()
 	pending *op // last boundary executed and not committed: nothing but ops of its transactions is open
@@ -54,7 +55,7 @@ func (a *applier) run(ctx context.Context) error {
 	tick := time.NewTicker(quietCommit / 4)
 	defer tick.Stop()
 	for {
-		if len(a.ops) > 0 && (a.bytes >= a.stream.batchBytes || len(a.queue) == 0) {
+		if len(a.ops) > 0 && (len(a.queue) == 0 || a.bytes >= a.stream.batchBytes || time.Since(a.since) >= a.stream.batchDelay) {
 			if err := a.flush(ctx); err != nil {
 				return err
 			}
@@ -89,6 +90,9 @@ func (a *applier) finish(ctx context.Context) error {
 
 func (a *applier) take(ctx context.Context, u unit) error {
 	if u.call == nil {
+		if len(a.ops) == 0 {
+			a.since = time.Now()
+		}
 		a.ops = append(a.ops, u.ops...)
 		a.giveBack(u.ops)
 		a.bytes += u.bytes

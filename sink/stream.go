@@ -1,6 +1,7 @@
 package sink
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,12 +43,15 @@ type Stream struct {
 	// Confirm is told the position every shard has committed, whenever it grew.
 	Confirm    func(pg.LSN)
 	BatchBytes int // most that one destination transaction gathers; 0: 4 MB
+	// BatchDelay is the longest a shard goes on gathering changes that come without a pause; 0: 50 ms.
+	BatchDelay time.Duration
 	AppName    string
 
 	beforeCommit func(shard layout.Shard, end pg.LSN) error // tests stop a shard there; nil otherwise
 
 	ran        bool
 	batchBytes int
+	batchDelay time.Duration
 	appliers   []*applier
 	gate       *gate
 	counters   counters
@@ -68,10 +72,8 @@ func (s *Stream) Applied() pg.LSN { return pg.LSN(s.applied.Load()) }
 // anything fails. release is called for each block when nothing refers to it any more. It may be run again with blocks
 // from a stream started at or before Applied; transactions a shard already has are skipped there.
 func (s *Stream) Run(ctx context.Context, blocks <-chan *pg.Block, release func(*pg.Block)) error {
-	s.batchBytes = s.BatchBytes
-	if s.batchBytes == 0 {
-		s.batchBytes = 4 << 20
-	}
+	s.batchBytes = cmp.Or(s.BatchBytes, 4<<20)
+	s.batchDelay = cmp.Or(s.BatchDelay, 50*time.Millisecond)
 	s.gate = newGate(len(s.Shards))
 	s.forgetFuture()
 	err := s.connect(ctx)
