@@ -31,12 +31,13 @@ VERSION_TESTS ?= Value|Types|Encoding|Identit|Partition|Key
 
 test-versions: setup    ## those suites on 14, 15, 16, 17, 18, and from 14 to 18
 	@$(WITH_GO) PGRESHARD_PG_DIRS="$$(pgtest/versions.sh)" && export PGRESHARD_PG_DIRS && \
-	tools="$$(pgtest/versions.sh --tools)" && export PATH="$${tools:+$$tools:}$$PATH" && \
+	tools="$$(pgtest/versions.sh --tools)" && export PATH="$${tools:+$$tools:}$$PATH" && failed="" && \
 	for pair in 14:14 15:15 16:16 17:17 18:18 14:18; do \
 		echo "== PostgreSQL $${pair%:*} to $${pair#*:}"; \
 		PGRESHARD_TEST_SOURCE=$${pair%:*} PGRESHARD_TEST_DEST=$${pair#*:} \
-			go test -count=1 -timeout $(TIMEOUT) -p 1 -run '$(VERSION_TESTS)' $(TEST_FLAGS) ./move ./sink ./copier ./verify ./layout || exit 1; \
-	done
+			go test -count=1 -timeout $(TIMEOUT) -p 1 -run '$(VERSION_TESTS)' $(TEST_FLAGS) ./move ./sink ./copier ./verify ./layout || failed="$$failed $$pair"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 race: setup             ## the tests under the race detector (needs a C compiler)
 	$(WITH_GO) CGO_ENABLED=1 go test -race -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)

@@ -15,12 +15,15 @@ pg_places=(/usr/lib/postgresql/*/bin /usr/pgsql-*/bin /usr/local/pgsql/bin /opt/
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }
 
-# go_is_enough GO: that go command is, or may fetch (GOTOOLCHAIN), the version go.mod asks for.
+# at_least VERSION FLOOR
+at_least() { [[ $(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n1) == "$2" ]]; }
+
+# go_is_enough GO: that go command is, or from 1.21 on may fetch (GOTOOLCHAIN), the version go.mod asks for.
 go_is_enough() {
   local version
   version=$("$1" env GOVERSION 2>/dev/null) || return 1
   version=${version#go}
-  [[ $version =~ ^[0-9]+\.[0-9]+ ]] && [[ $(printf '%s\n%s\n' "$need" "$version" | sort -V | head -n1) == "$need" ]]
+  [[ $version =~ ^[0-9]+\.[0-9]+ ]] && at_least "$version" "$need"
 }
 
 # find_go prints the directory of the first go command that is enough.
@@ -53,36 +56,54 @@ find_postgres() {
 }
 
 as_root() {
-  if (( $(id -u) == 0 )); then
-    "$@"
-  elif command -v sudo >/dev/null; then
-    sudo "$@"
-  else
-    fail "installing packages needs root or sudo: run  $*  as root, then this again"
-  fi
+  if (( $(id -u) == 0 )); then "$@"; else sudo "$@"; fi
 }
 
 updated=
-install_packages() {
-  command -v apt-get >/dev/null || fail "no apt-get here: install $* with this system's package manager, then run this again"
-  if [[ -z $updated ]]; then
-    say "apt-get update"
-    as_root apt-get update -qq >&2
-    updated=yes
-  fi
-  say "apt-get install $*"
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+update_packages() {
+  [[ -z $updated ]] || return 0
+  command -v apt-get >/dev/null || fail "no apt-get here: install $1 with this system's package manager, then run this again"
+  (( $(id -u) == 0 )) || command -v sudo >/dev/null || fail "$1 is missing, and installing it needs root or sudo: run $PWD/deploy/setup.sh as root, then this again"
+  say "apt-get update"
+  as_root apt-get update -qq >&2
+  updated=yes
 }
 
-# newest_go_package is the distribution's newest versioned Go where it has them (golang-1.24-go), else golang-go.
-newest_go_package() {
-  apt-cache pkgnames golang-1 2>/dev/null | grep -E '^golang-1\.[0-9]+-go$' | sort -V | tail -n1 | grep . || echo golang-go
+install_packages() {
+  say "apt-get install $*"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Dpkg::Use-Pty=0 --no-install-recommends "$@" >&2
+}
+
+# go_package prints the distribution's first Go package that is enough or will fetch what is: golang-go, else its newest
+# versioned one (golang-1.23-go).
+go_package() {
+  local package version
+  for package in golang-go $(apt-cache pkgnames golang-1 | grep -E '^golang-1\.[0-9]+-go$' | sort -V | tail -n1); do
+    version=$(LC_ALL=C apt-cache policy "$package" | sed -n 's/^ *Candidate: \([0-9]*:\)\{0,1\}\([0-9]*\.[0-9]*\).*/\2/p')
+    if [[ -n $version ]] && at_least "$version" 1.21; then
+      printf '%s\n' "$package"
+      return
+    fi
+  done
+  return 1
+}
+
+# other_ways_to_go says how to get a Go that this system's packages do not have.
+other_ways_to_go() {
+  local codename=""
+  codename=$(. /etc/os-release 2>/dev/null && [[ ${ID:-} == debian ]] && printf '%s' "${VERSION_CODENAME:-}") || true
+  say "hint: install it from https://go.dev/dl into /usr/local/go and run this again"
+  [[ $codename == bookworm ]] || return 0
+  say "hint: or take it from Debian's backports, as root:"
+  say "  echo 'deb http://deb.debian.org/debian bookworm-backports main' >/etc/apt/sources.list.d/backports.list"
+  say "  apt-get update && apt-get install -t bookworm-backports golang-go"
 }
 
 # install_postgres installs the server's binaries only: while it does, a drop-in tells Debian's packages not to make
 # and start a cluster of their own.
 install_postgres() {
   local dropin=/etc/postgresql-common/createcluster.d/pgreshard-setup.conf
+  update_packages "a PostgreSQL server"
   install_packages postgresql-common
   say "for the time of the installation: create_main_cluster = false in $dropin"
   as_root mkdir -p "${dropin%/*}"
@@ -92,14 +113,22 @@ install_postgres() {
 }
 
 set_up_go() {
-  local dir
+  local dir package
   if ! dir=$(find_go); then
     [[ $mode == check ]] && { say "Go $need or newer: missing"; return 1; }
-    install_packages golang-go ca-certificates
+    update_packages "Go $need or newer"
+    if ! package=$(go_package); then
+      say "Go $need or newer is missing, and this system's packages have none that is, or can fetch it (1.21 and newer)"
+      other_ways_to_go
+      exit 1
+    fi
+    install_packages "$package" ca-certificates
+    go_places+=(/usr/lib/go-*/bin)
     if ! dir=$(find_go); then
-      install_packages "$(newest_go_package)"
-      go_places+=(/usr/lib/go-*/bin)
-      dir=$(find_go) || fail "the distribution's Go is too old: Go $need or newer is needed. Go 1.21 and newer fetch it by themselves unless GOTOOLCHAIN=local is set; else install it from https://go.dev/dl into /usr/local/go and run this again"
+      for dir in /usr/lib/go-*/bin; do "$dir/go" version >&2 || true; done
+      say "$package is installed, but did not get itself Go $need: it needs GOTOOLCHAIN=auto and to reach GOPROXY"
+      other_ways_to_go
+      exit 1
     fi
   fi
   say "Go: $dir/go ($("$dir/go" env GOVERSION))"

@@ -52,6 +52,9 @@ func (m *Move) forgetFollowers() {
 // conduct arms the sources, waits until they are followed closely, and tries the cutover up to the configured number
 // of times.
 func (m *Move) conduct(ctx context.Context, inv *inventory, followers []*follower, o MigrateOptions) error {
+	if err := m.finishUnique(ctx, inv, followers); err != nil {
+		return err
+	}
 	if err := m.arm(ctx, inv); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -238,6 +239,65 @@ func (m *Move) destCatalog(ctx context.Context) (catalog *pg.Catalog, err error)
 	return catalog, err
 }
 
+func (m *Move) restoreLater(ctx context.Context, inv *inventory, phases []Phase) error {
+	dump, err := m.dumpSchema(ctx, inv)
+	if err != nil {
+		return err
+	}
+	defer dump.Close()
+	return m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		for _, phase := range phases {
+			if err := dump.Restore(ctx, m.Destination.Shards[n], conn, phase, true); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// mixedUntil is, by source, the position up to which the shards' rows may be of different moments, because a copy was
+// resumed; 0 where they never were.
+func (m *Move) mixedUntil(ctx context.Context) ([]pg.LSN, error) {
+	until := make([]pg.LSN, len(m.Source.Shards))
+	err := m.home(ctx, func(conn *pgx.Conn) error {
+		for n := range until {
+			tables, err := m.stream(n).ResumedTables(ctx, conn)
+			if err != nil {
+				return err
+			}
+			for _, t := range tables {
+				until[n] = max(until[n], t.ForgiveUntil, t.StartsAt)
+			}
+		}
+		return nil
+	})
+	return until, err
+}
+
+// finishUnique makes the unique constraints a resumed copy had to go without, once every stream has passed what was
+// mixed. Writing to a shard waits while its index is built.
+func (m *Move) finishUnique(ctx context.Context, inv *inventory, followers []*follower) error {
+	if !m.CreateSchema {
+		return nil
+	}
+	for {
+		until, err := m.mixedUntil(ctx) // it grows where a row is read again from the source
+		if err != nil || slices.Max(until) == 0 {
+			return err
+		}
+		passed := true
+		for n, f := range followers {
+			passed = passed && f.sink.Applied() >= until[n]
+		}
+		if passed {
+			return m.restoreLater(ctx, inv, []Phase{PhaseUnique})
+		}
+		if err := sleep(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
 // buildIndexes makes what the copy did without, then freezes and analyses every table, shard by shard at once.
 func (m *Move) buildIndexes(ctx context.Context) error {
 	inv, err := m.takeInventory(ctx)
@@ -245,20 +305,16 @@ func (m *Move) buildIndexes(ctx context.Context) error {
 		return err
 	}
 	if m.CreateSchema {
-		dump, err := m.dumpSchema(ctx, inv)
-		if err != nil {
+		phases := []Phase{PhaseIndexes, PhaseUnique, PhaseTriggers}
+		if mixed, err := m.mixedUntil(ctx); err != nil {
+			return err
+		} else if slices.Max(mixed) > 0 { // finishUnique makes them
+			phases = []Phase{PhaseIndexes, PhaseTriggers}
+		}
+		if err := m.restoreLater(ctx, inv, phases); err != nil {
 			return err
 		}
-		defer dump.Close()
-		err = m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-			for _, phase := range []Phase{PhaseIndexes, PhaseTriggers} {
-				if err := dump.Restore(ctx, m.Destination.Shards[n], conn, phase, true); err != nil {
-					return err
-				}
-			}
-			return DisableTriggers(ctx, conn, inv.tree(0))
-		})
-		if err != nil {
+		if err := m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error { return DisableTriggers(ctx, conn, inv.tree(0)) }); err != nil {
 			return err
 		}
 	}

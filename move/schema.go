@@ -141,7 +141,7 @@ func (d *Dump) run(ctx context.Context, dest pg.Shard, phase Phase, use []entry)
 	}
 	defer os.Remove(list)
 	args := append(d.restoreArgs(list), "--exit-on-error")
-	if phase == PhaseIndexes {
+	if phase.builds() {
 		args = append(args, fmt.Sprintf("--jobs=%d", cmp.Or(d.opts.Jobs, 2)))
 	} else {
 		args = append(args, "--single-transaction")

@@ -16,7 +16,7 @@ type objectID struct{ class, oid uint32 }
 type object struct {
 	id       objectID
 	identity string  // pg_identify_object's: the same on every server
-	kind     string  // table, relation, index, unique, fk, default, trigger, other
+	kind     string  // table, relation, index, unique, exclusion, fk, default, trigger, other
 	name     string  // unqualified
 	table    pg.Name // the table (or other relation) it is or belongs to
 	index    uint32  // the index behind a constraint
@@ -59,7 +59,9 @@ func knownClass(class uint32) bool {
 // catalog.
 func classPhase(o object, class, oid uint32) Phase {
 	switch {
-	case class == classRelation && (o.kind == "index" || o.kind == "unique"), class == classConstraint, class == classStatistics:
+	case o.kind == "unique" || o.kind == "exclusion":
+		return PhaseUnique
+	case class == classRelation && o.kind == "index", class == classConstraint, class == classStatistics:
 		return PhaseIndexes
 	case class == classRule, class == classTrigger, class == classPolicy, class == classDefaultACL, class == 0 && oid != 0:
 		return PhaseTriggers
@@ -87,7 +89,7 @@ with recursive identity (oid) as (
     left join pg_constraint x on x.conindid = c.oid and x.contype in ('p', 'u', 'x')
    where c.relkind not in ('t', 'c') and c.relpersistence <> 't'
   union all
-  select tableoid, oid, case contype when 'f' then 'fk' when 'u' then 'unique' when 'p' then 'unique' else 'other' end,
+  select tableoid, oid, case contype when 'f' then 'fk' when 'u' then 'unique' when 'p' then 'unique' when 'x' then 'exclusion' else 'other' end,
          conname, conrelid, case when contype in ('p', 'u', 'x') then conindid else 0 end, 0, false, false, false
     from pg_constraint
   union all

@@ -17,16 +17,22 @@ const (
 	// PhaseTables: schemas, types, functions, tables, sequences, defaults, views, and of the indexes only those that
 	// tell rows apart, because copying into other indexes is dear.
 	PhaseTables
-	// PhaseIndexes: all other indexes, unique, exclusion and check constraints, extended statistics.
+	// PhaseIndexes: all other indexes that forbid nothing, check constraints, extended statistics.
 	PhaseIndexes
+	// PhaseUnique: unique and exclusion constraints and unique indexes. A resumed copy has rows of different moments,
+	// which may break them until the stream has passed the last of those.
+	PhaseUnique
 	// PhaseTriggers: rules, triggers, row-security policies, default privileges.
 	PhaseTriggers
 )
 
 // String names the phase in messages.
 func (p Phase) String() string {
-	return [...]string{"nothing", "tables", "indexes", "triggers"}[p]
+	return [...]string{"nothing", "tables", "indexes", "unique constraints", "triggers"}[p]
 }
+
+// builds says that a phase builds indexes, each by itself; the others are one transaction.
+func (p Phase) builds() bool { return p == PhaseIndexes || p == PhaseUnique }
 
 // assign gives every entry its phase: what its kind says, but never before the latest phase of what it depends on (a
 // view that groups by a primary key, a comment on an index). What depends on something left out is left out.

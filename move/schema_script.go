@@ -30,7 +30,7 @@ func (d *Dump) runWritten(ctx context.Context, dest pg.Shard, phase Phase, use [
 	}
 	defer pg.Close(conn)
 	parts := [][]entry{use}
-	if phase == PhaseIndexes {
+	if phase.builds() {
 		parts = nil
 		for i := range use {
 			parts = append(parts, use[i:i+1])

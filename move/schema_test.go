@@ -103,6 +103,33 @@ func described(t *testing.T, db *pgtest.DB) []string {
 	return lines
 }
 
+// Settings of a database decide how a script's literals and comparisons are read; the programs' sessions have their own.
+func TestASchemaArrivesWholeWhateverTheDatabasesSettings(t *testing.T) {
+	t.Parallel()
+	source, dest := pgtest.Shared(t).Database(t), pgtest.Shared(t).Database(t)
+	source.Exec(t, `create type public.mood as enum ('a,b"c''d\ e{}', '\\', 'ok');
+create table public.notes (id bigint primary key, m public.mood default '\\', tags text[] default '{NULL,a\\\\b}', check (tags = null))`)
+	want := described(t, source)
+	for _, db := range []*pgtest.DB{source, dest} {
+		for _, s := range []string{"standard_conforming_strings = off", "array_nulls = off", "transform_null_equals = on", "idle_session_timeout = '1s'"} {
+			db.Exec(t, "alter database "+db.Name+" set "+s)
+		}
+	}
+	d, err := dumpOf(t, source, SchemaOptions{Tables: names("notes"), App: "pgreshard schema test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []Phase{PhaseTables, PhaseIndexes, PhaseUnique, PhaseTriggers} {
+		if err := d.Restore(t.Context(), dest.Shard(0), adminTo(t, dest, pg.Admin), p, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dest.Exec(t, "alter database "+dest.Name+" reset all")
+	if got := described(t, dest); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
 func TestASchemaArrivesWholeInItsPhases(t *testing.T) {
 	t.Parallel()
 	source, dest := pgtest.Shared(t).Database(t), pgtest.Shared(t).Database(t)
@@ -140,6 +167,12 @@ func TestASchemaArrivesWholeInItsPhases(t *testing.T) {
 	dest.Exec(t, `create index orders_tenant on only public.orders (tenant_id)`)
 	restore(PhaseIndexes, false)
 	restore(PhaseIndexes, true)
+	if got := dest.Query(t, `select indexrelid::regclass from pg_index where (indisunique or indisexclusion) and not indisprimary
+		and indrelid::regclass::text ~ 'tenants|orders|z'`); len(got) > 0 {
+		t.Errorf("unique already: %v", got)
+	}
+	restore(PhaseUnique, false)
+	restore(PhaseUnique, true)
 	restore(PhaseTriggers, false)
 	restore(PhaseTriggers, true)
 
@@ -251,7 +284,7 @@ func TestConstraintsNamedInSkipAreNotCarried(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn := adminTo(t, dest, pg.Admin)
-	for _, p := range []Phase{PhaseTables, PhaseIndexes, PhaseTriggers} {
+	for _, p := range []Phase{PhaseTables, PhaseIndexes, PhaseUnique, PhaseTriggers} {
 		if err := d.Restore(t.Context(), dest.Shard(0), conn, p, false); err != nil {
 			t.Fatal(err)
 		}
@@ -291,7 +324,7 @@ func TestTheFenceIsNotCarried(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn := adminTo(t, dest, pg.Admin)
-	for _, p := range []Phase{PhaseTables, PhaseIndexes, PhaseTriggers} {
+	for _, p := range []Phase{PhaseTables, PhaseIndexes, PhaseUnique, PhaseTriggers} {
 		if err := d.Restore(t.Context(), dest.Shard(0), conn, p, false); err != nil {
 			t.Fatal(err)
 		}

@@ -171,6 +171,12 @@ func (t *tail) String() string {
 	return "…\n" + after
 }
 
+// toolSettings outdo what a role or database may carry (ALTER ROLE … SET) that would end a program or change what a
+// literal means. An archive is written with its session's standard_conforming_strings, and a script (runWritten) is
+// parsed as a whole before it could set another.
+const toolSettings = " -c default_transaction_read_only=off -c synchronous_commit=on -c idle_session_timeout=0" +
+	" -c standard_conforming_strings=on -c array_nulls=on"
+
 // writeService writes a service file that holds the whole connection string, and returns its path and the environment
 // to go with it. What the string leaves open libpq takes from the environment, as everywhere.
 func writeService(dir, app, url string) (path string, env []string, err error) {
@@ -184,8 +190,7 @@ func writeService(dir, app, url string) (path string, env []string, err error) {
 	if strings.Contains(params["host"], ",") && params["target_session_attrs"] == "" {
 		params["target_session_attrs"] = "read-write"
 	}
-	// A role or database may carry settings that would make the programs fail.
-	params["options"] = strings.TrimSpace(params["options"] + " -c default_transaction_read_only=off -c synchronous_commit=on")
+	params["options"] = strings.TrimSpace(params["options"] + toolSettings)
 	env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
 		return slices.Contains([]string{"PGSERVICE", "PGSERVICEFILE", "PGOPTIONS", "PGAPPNAME", "LC_ALL"}, name)
