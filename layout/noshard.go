@@ -8,8 +8,8 @@ import (
 	"pgreshard/pg"
 )
 
-// NoShardError says that no rule names a shard for a row. The move stops there: the operator adds a mapping (or a default),
-// or mends the row, and starts the same command again.
+// NoShardError says that no rule names a shard for a row. The move stops there. In a copy the operator mends the row and
+// starts the same command again; rules are changed only by starting over.
 type NoShardError struct {
 	Table   pg.Name
 	Columns []string
@@ -25,9 +25,9 @@ func (e *NoShardError) Error() string {
 const (
 	reasonOmni     = "the table is omnisharded: it has no key, every shard holds each row"
 	reasonColumns  = "the key does not have the rule's columns"
-	reasonUnmapped = "no list or range of its mapping holds it and there is no default (hint: add a [[sharded_mappings]] entry for it, or one of kind = \"default\")"
-	reasonNullSHA1 = "NULL has no SHA-1 (hint: give the row a key, or use hasher = \"postgres\", which places NULL as PostgreSQL does)"
-	reasonNumber   = "the lookup did not answer with the number of a shard (hint: mend the mapping row lookup_query reads)"
+	reasonUnmapped = "no list or range of its mapping holds it and there is no default"
+	reasonNullSHA1 = "NULL has no SHA-1 (hasher = \"postgres\" places it)"
+	reasonNumber   = "the lookup did not answer with the number of a shard"
 )
 
 func (r *Rule) noShard(key []pg.Datum, reason string) error {

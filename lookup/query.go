@@ -41,7 +41,7 @@ func (f AskerFunc) Ask(ctx context.Context, q *Query, keys [][]byte) ([]Answer, 
 }
 
 // MissingError says that a key has no translation: its query returned no row, a NULL or several rows, each time it
-// was asked. The operator adds the mapping row or chooses another on_missing.
+// was asked. What the operator may do depends on who asked: in a copy the mapping row can still be added.
 type MissingError struct {
 	Query *Query
 	Key   string // text form; not part of Error, which may reach a log
@@ -60,6 +60,5 @@ func (e *MissingError) Error() string {
 	case e.Null:
 		what = "returned NULL for a key"
 	}
-	return fmt.Sprintf("lookup_query of %s %s; hint: give the key exactly one mapping row on the source and run the "+
-		"same command again, or set on_missing", e.Query.Name, what)
+	return fmt.Sprintf("lookup_query of %s %s", e.Query.Name, what)
 }

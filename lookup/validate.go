@@ -81,6 +81,9 @@ func (d *Description) refused(what string, err error, hint string) error {
 	if !ok {
 		return fmt.Errorf("validate a lookup_query: %w", err)
 	}
+	if server.Code == "42501" { // insufficient_privilege
+		hint = "grant the role what the query reads: usage on the schema, select on the tables, execute on functions"
+	}
 	d.problem("%s: %s (SQLSTATE %s); hint: %s", what, server.Message, server.Code, hint)
 	return nil
 }

@@ -30,6 +30,7 @@ type Config struct {
 	CopyFormat  copier.Format // auto, binary or text
 
 	BatchBytes int
+	BatchDelay time.Duration
 
 	MaxFreeze   time.Duration
 	LockTimeout time.Duration

@@ -3,9 +3,12 @@ package move
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"pgreshard/layout"
+	"pgreshard/replicator"
+	"pgreshard/sink"
 )
 
 // PlanError lists everything that keeps a move from starting. Nothing was changed. Exit code 3.
@@ -60,3 +63,26 @@ var ErrChangedConfig = errors.New("the configuration differs from the one this m
 
 // ErrNoMove means that the destination's first shard knows of no move of this name.
 var ErrNoMove = errors.New("there is no such move; hint: `pgreshard migrate` makes it")
+
+// ended are the errors after which the source's log can no longer be read to the end: the copy must be made again.
+var ended = []error{replicator.ErrSlotMissing, replicator.ErrSlotLost, replicator.ErrConfirmedAhead, replicator.ErrServerBehind,
+	replicator.ErrOtherSystem, replicator.ErrPublicationMissing}
+
+const startOver = "`pgreshard cancel --drop-data`, then `pgreshard migrate`; the source serves all along"
+
+// Hint is what the operator can do about an error that a package below could not say, because it depends on where in a
+// move it happened; empty where there is nothing to add.
+func Hint(err error) string {
+	var none *sink.PlaceError
+	switch {
+	case slices.ContainsFunc(ended, func(e error) bool { return errors.Is(err, e) }):
+		return "changes may be lost, so the move must be started over: " + startOver
+	case errors.Is(err, replicator.ErrSlotForeign):
+		return "give the move another name, or drop the slot if nobody uses it"
+	case errors.As(err, &none) && none.At != 0:
+		return "the stream cannot pass this row, whatever is changed behind it: mend the row or its mapping on the source, or the rules, and start over: " + startOver
+	case errors.As(err, &none):
+		return "give the key exactly one mapping row on the source, or mend the row, and run the same command again; other rules need a new start: " + startOver
+	}
+	return ""
+}

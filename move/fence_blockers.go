@@ -2,6 +2,7 @@ package move
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -44,9 +45,22 @@ select 0, gid, owner, '', extract(epoch from clock_timestamp() - prepared)::floa
   from pg_prepared_xacts where database = current_database()
  order by 5 desc`
 
+// Without this right other roles' transactions look as if they had not begun, and standbys as if there were none.
+const selectSeesAll = `select pg_has_role('pg_read_all_stats', 'usage')`
+
+// errBlind means that the worker's role lost, after the plan, the right to see what a freeze must wait for.
+var errBlind = errors.New("other roles' transactions and standbys cannot be seen; hint: grant pg_monitor to the worker's role, on the source")
+
 // blockers lists transactions of this database that have written and are open for longer than given, and every
 // prepared one, oldest first.
 func blockers(ctx context.Context, q pg.Querier, olderThan time.Duration) ([]Blocker, error) {
+	var sees bool
+	if err := q.QueryRow(ctx, selectSeesAll).Scan(&sees); err != nil {
+		return nil, fmt.Errorf("look for transactions in the way: %w", err)
+	}
+	if !sees {
+		return nil, errBlind
+	}
 	rows, err := q.Query(ctx, selectBlockers, olderThan.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("look for transactions in the way: %w", err)

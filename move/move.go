@@ -247,6 +247,9 @@ func (m *Move) recordFailure(ctx context.Context, err error) {
 	if errors.As(err, &row) && row.RowKey() != "" {
 		text += " (key " + row.RowKey() + ")"
 	}
+	if hint := Hint(err); hint != "" {
+		text += "; hint: " + hint
+	}
 	m.mu.Lock()
 	m.failure = text
 	m.mu.Unlock()

@@ -1,23 +1,18 @@
 package move
 
-import (
-	"context"
-	"fmt"
-
-	"github.com/jackc/pgx/v5"
-
-	"pgreshard/checkpoints"
-	"pgreshard/copier"
-)
+import "pgreshard/copier"
 
 // Snapshot is what this worker knows now; it asks nobody.
 func (m *Move) Snapshot() Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := Status{Move: m.Name, State: m.state, Layout: StatusLayout{Serving: m.serving, Next: m.Destination.Layout},
-		Verify: m.verified, Cutover: m.cutover, Copy: m.copyStatus(), Streams: m.streamStatus(), Shards: m.shardStatus(), Lookup: m.lookupStatus()}
+		Verify: m.verified, Cutover: m.cutover, Waiting: m.waiting(), Copy: m.copyStatus(), Streams: m.streamStatus(), Shards: m.shardStatus(), Lookup: m.lookupStatus()}
 	if m.failure != "" {
 		s.Error = &m.failure
+	}
+	if m.state == StateCopying {
+		s.CopyETA = m.rates.copyETA(len(m.Source.Shards))
 	}
 	s.SafeToCutOver = m.safe()
 	return s
@@ -36,6 +31,7 @@ func (m *Move) safe() SafeToCutOver {
 		because = append(because, "the streams are only being started")
 	}
 	because = append(because, m.lagging(m.followers)...)
+	because = append(because, m.waiting()...)
 	return SafeToCutOver{OK: len(because) == 0, Because: because}
 }
 
@@ -45,7 +41,11 @@ func (m *Move) copyStatus() (out []CopyStatus) {
 			continue
 		}
 		for _, t := range progress.Tables() {
-			out = append(out, tableStatus(source, t))
+			s := tableStatus(source, t)
+			if m.state == StateCopying && s.State == "copying" {
+				s.ETASeconds = m.rates.tables[tableKey{source, s.Table}].eta()
+			}
+			out = append(out, s)
 		}
 	}
 	return out
@@ -62,20 +62,45 @@ func tableStatus(source int, t copier.TableProgress) CopyStatus {
 	return s
 }
 
+// streamStatus has every source whose stream runs, and before that every one whose slot is there.
 func (m *Move) streamStatus() (out []StreamStatus) {
-	for _, f := range m.followers {
-		s := StreamStatus{Source: f.source, Applied: f.sink.Applied().String()}
-		if reader := f.reader.Load(); reader != nil {
-			stats := reader.Stats()
-			s.Received, s.Confirmed = stats.Received.String(), stats.Confirmed.String()
+	for n := range m.Source.Shards {
+		s := StreamStatus{Source: n}
+		slot := m.health.slots[n]
+		if slot != nil {
+			s.Confirmed, s.Retained, s.SafeWAL = slot.confirmed, slot.retained, slot.safe
 		}
-		if bytes, age, ok := f.lag(); ok {
-			seconds := age.Seconds()
-			s.LagBytes, s.LagSeconds = &bytes, &seconds
+		if f := m.followerOf(n); f != nil {
+			m.describe(f, &s)
+		} else if slot == nil {
+			continue
 		}
 		out = append(out, s)
 	}
 	return out
+}
+
+func (m *Move) followerOf(source int) *follower {
+	for _, f := range m.followers {
+		if f.source == source {
+			return f
+		}
+	}
+	return nil
+}
+
+// describe fills in what a running stream knows.
+func (m *Move) describe(f *follower, s *StreamStatus) {
+	s.Applied = f.sink.Applied().String()
+	if reader := f.reader.Load(); reader != nil {
+		stats := reader.Stats()
+		s.Received, s.Confirmed = stats.Received.String(), stats.Confirmed.String()
+	}
+	if bytes, age, ok := f.lag(); ok {
+		seconds := age.Seconds()
+		s.LagBytes, s.LagSeconds = &bytes, &seconds
+	}
+	s.RowsPerSecond, s.ETASeconds = m.rates.streams[f].perSecond(), m.rates.streams[f].eta()
 }
 
 func (m *Move) shardStatus() []ShardStatus {
@@ -101,76 +126,3 @@ func (m *Move) lookupStatus() LookupStatus {
 	return LookupStatus{Hits: int64(s.Hits), Misses: int64(s.Misses), Queries: int64(s.Queries), Bytes: int64(s.Bytes), Entries: int64(s.Entries),
 		Evictions: int64(s.Evictions), QuerySeconds: s.QueryTime.Seconds()}
 }
-
-// Status reads the bookkeeping tables, whether or not a worker runs.
-func (m *Move) Status(ctx context.Context) (Status, error) {
-	known, err := m.find(ctx)
-	if err != nil {
-		return Status{}, err
-	}
-	if known == nil {
-		return Status{}, ErrNoMove
-	}
-	m.setState(known.State)
-	m.mu.Lock()
-	m.failure = known.Error
-	m.mu.Unlock()
-	if version, err := m.readServing(ctx); err == nil && version != 0 {
-		m.setServing(version)
-	}
-	s := m.Snapshot()
-	lease, err := m.lease(ctx)
-	switch {
-	case err != nil:
-		return s, err
-	case lease.Live():
-		s.Worker = fmt.Sprintf("pid %d on %s, last heard %.0f s ago", lease.PID, lease.Host, lease.Age.Seconds())
-		s.Address = lease.Address
-	default:
-		s.SafeToCutOver = SafeToCutOver{Because: []string{"no worker runs"}}
-	}
-	return s, m.storedStreams(ctx, &s)
-}
-
-func (m *Move) lease(ctx context.Context) (lease *checkpoints.Lease, err error) {
-	err = m.home(ctx, func(conn *pgx.Conn) error {
-		lease, err = checkpoints.ReadLease(ctx, conn, m.Name)
-		return err
-	})
-	return lease, err
-}
-
-// storedStreams reads each stream's checkpoints and the source's position.
-func (m *Move) storedStreams(ctx context.Context, s *Status) error {
-	for n := range m.Source.Shards {
-		f := &follower{move: m, source: n}
-		low, known := ^uint64(0), true
-		for shard := range m.Destination.Shards {
-			err := m.dest(ctx, shard, func(conn *pgx.Conn) error {
-				at, ok, err := m.stream(n).Position(ctx, conn)
-				known = known && ok
-				low = min(low, uint64(at))
-				return err
-			})
-			if err != nil {
-				return err
-			}
-		}
-		if !known {
-			continue
-		}
-		var end string
-		var behind int64
-		err := m.source(ctx, f.source, func(conn *pgx.Conn) error {
-			return conn.QueryRow(ctx, `select pg_current_wal_insert_lsn()::text, (pg_current_wal_insert_lsn() - $1::text::pg_lsn)::bigint`,
-				lsnText(low)).Scan(&end, &behind)
-		})
-		if err != nil {
-			return err
-		}
-		s.Streams = append(s.Streams, StreamStatus{Source: n, Applied: lsnText(low), Confirmed: lsnText(low), LagBytes: &behind})
-	}
-	return nil
-}
-
-func lsnText(n uint64) string { return fmt.Sprintf("%X/%X", uint32(n>>32), uint32(n)) }

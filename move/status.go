@@ -6,14 +6,18 @@ import (
 )
 
 // Status is what a move can say about itself at one moment: what /status serves and `status --json` prints. It is a
-// copy, never changed after it was handed out. A lag that has not been measured is nil, never 0.
+// copy, never changed after it was handed out. What has not been measured, a lag or a rate, is nil, never 0.
 type Status struct {
-	Move          string         `json:"move"`
-	State         string         `json:"state"` // one of the states of the README: created, schema, copying, …
-	Layout        StatusLayout   `json:"layout"`
-	Error         *string        `json:"error"` // what stopped the move, nil while nothing has
+	Move   string       `json:"move"`
+	State  string       `json:"state"` // one of the states of the README: created, schema, copying, …
+	Layout StatusLayout `json:"layout"`
+	Error  *string      `json:"error"` // what stopped the move, nil while nothing has
+	// Waiting is what keeps the move from going on while it tries again by itself: shards that do not answer, else
+	// interrupted work.
+	Waiting       []string       `json:"waiting"`
 	SafeToCutOver SafeToCutOver  `json:"safe_to_cut_over"`
 	Copy          []CopyStatus   `json:"copy"`
+	CopyETA       *float64       `json:"copy_eta_seconds"` // until all of them are copied
 	Streams       []StreamStatus `json:"streams"`
 	Shards        []ShardStatus  `json:"shards"`
 	Lookup        LookupStatus   `json:"lookup"`
@@ -35,7 +39,8 @@ type SafeToCutOver struct {
 	Because []string `json:"because"`
 }
 
-// CopyStatus is how far one source's table is copied. Bytes are of the table's file on the source.
+// CopyStatus is how far one source's table is copied. Bytes are of the table's file on the source. ETASeconds is known
+// while the table is being copied.
 type CopyStatus struct {
 	Source     int      `json:"source"`
 	Table      string   `json:"table"`
@@ -47,7 +52,9 @@ type CopyStatus struct {
 }
 
 // StreamStatus is how far the stream of one source is. Positions are in PostgreSQL's text form. LagBytes is the log
-// between what the source has written and what every shard holds; LagSeconds the age of that.
+// between what the source has written and what every shard holds; LagSeconds the age of that; ETASeconds in how long
+// there will be none if it goes on shrinking as it does. RowsPerSecond counts rows written to all shards. Before the
+// stream begins only what its slot says is known.
 type StreamStatus struct {
 	Source        int      `json:"source"`
 	Received      string   `json:"received"`
@@ -55,10 +62,10 @@ type StreamStatus struct {
 	Confirmed     string   `json:"confirmed"`
 	LagBytes      *int64   `json:"lag_bytes"`
 	LagSeconds    *float64 `json:"lag_seconds"`
-	RowsPerSecond float64  `json:"rows_per_second"`
+	RowsPerSecond *float64 `json:"rows_per_second"`
 	ETASeconds    *float64 `json:"eta_seconds"`
-	// Retained is the log the slot holds back and SafeWAL what the server still grants it, in bytes; nil where the
-	// server does not say.
+	// Retained is the log the slot holds back and SafeWAL what the server still lets be written before it drops the
+	// slot, in bytes; nil where the server does not say.
 	Retained *int64 `json:"retained_bytes"`
 	SafeWAL  *int64 `json:"safe_wal_size"`
 }
@@ -71,7 +78,6 @@ type ShardStatus struct {
 	ZeroRowChanges int64     `json:"zero_row_changes"`
 	Transactions   int64     `json:"transactions"` // source transactions applied
 	Batches        int64     `json:"batches"`      // destination transactions committed
-	BatchBytes     int64     `json:"batch_bytes"`  // gathered in them, all together
 	ApplySeconds   float64   `json:"apply_seconds"`
 }
 
@@ -114,7 +120,7 @@ type CutoverStatus struct {
 func (s Status) MarshalJSON() ([]byte, error) {
 	type plain Status
 	p := plain(s)
-	p.SafeToCutOver.Because = filled(p.SafeToCutOver.Because)
+	p.SafeToCutOver.Because, p.Waiting = filled(p.SafeToCutOver.Because), filled(p.Waiting)
 	p.Copy, p.Streams, p.Shards = filled(p.Copy), filled(p.Streams), filled(p.Shards)
 	p.Verify.At = filled(p.Verify.At)
 	return json.Marshal(p)

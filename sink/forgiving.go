@@ -13,16 +13,18 @@ import (
 // complete updates put the row as it is, deletes may find nothing, and an update that lacks columns keeps what the row
 // on the destination has, or takes the row as it is now from the source.
 func (r *router) forgiving(ctx context.Context, t *Table, kind pg.Op, old, new pg.Row) error {
-	if len(t.Feeds) > 0 {
+	if len(t.Feeds) > 0 && kind == pg.OpDelete {
+		if err := r.mappingPasses(ctx, t, kind, old, new); err != nil {
+			return err
+		}
+	} else if len(t.Feeds) > 0 {
 		for _, row := range []pg.Row{old, new} {
 			if row != nil {
 				r.forgetTranslations(t, row)
 			}
 		}
-		if kind != pg.OpDelete {
-			if err := r.unchangedForLookups(ctx, t, old, new); err != nil {
-				return err
-			}
+		if err := r.unchangedForLookups(ctx, t, old, new); err != nil {
+			return err
 		}
 	}
 	if kind == pg.OpDelete {

@@ -51,6 +51,8 @@ var tenantSteps = []string{
 	`begin; delete from tenants where id = 6; insert into tenants values (6, 3); insert into users values (400, 6); commit`,
 	`begin; delete from users where tenant = 8; delete from tenants where id = 8; commit`,
 	`begin; insert into users values (500, 900); truncate notes; insert into tenants values (900, 2); insert into notes values (900, 1); commit`,
+	// a row comes before its mapping row, and goes with it in the same transaction
+	`begin; insert into users values (600, 901); insert into notes values (901, 1); insert into tenants values (901, 2); delete from tenants where id = 901; commit`,
 	`truncate tenants cascade`,
 }
 

@@ -14,7 +14,9 @@ func (r *router) strict(ctx context.Context, t *Table, kind pg.Op, old, new pg.R
 		if kind == pg.OpUpdate && t.guardChanged(old, new) {
 			return &MappingChangedError{Table: t.Source, At: r.tx.Commit}
 		}
-		r.mappingPasses(t, kind, old, new)
+		if err := r.mappingPasses(ctx, t, kind, old, new); err != nil {
+			return err
+		}
 	}
 	if t.Rule.Omni {
 		for _, shard := range r.all {

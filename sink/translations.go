@@ -2,6 +2,7 @@ package sink
 
 import (
 	"context"
+	"slices"
 
 	"pgreshard/lookup"
 	"pgreshard/pg"
@@ -17,8 +18,9 @@ type Answer struct {
 // mappingPasses keeps the cache in step with a row that lookups read. One that comes is the answer to its key, where
 // the query is that simple; whatever was cached is forgotten, since the key may have had another translation. One that
 // goes is forgotten when its transaction ends: rows placed by it may go in the same transaction, after it (ON DELETE
-// CASCADE), and are found by it. An update changes no translation, or it is refused.
-func (r *router) mappingPasses(t *Table, kind pg.Op, old, new pg.Row) {
+// CASCADE), and are found by it. Rows that came before it in the same transaction, and wait for its end, are translated
+// by it now: those that have no other mapping then go with it. An update changes no translation, or it is refused.
+func (r *router) mappingPasses(ctx context.Context, t *Table, kind pg.Op, old, new pg.Row) error {
 	switch kind {
 	case pg.OpInsert:
 		r.forgetTranslations(t, new)
@@ -29,7 +31,31 @@ func (r *router) mappingPasses(t *Table, kind pg.Op, old, new pg.Row) {
 		}
 	case pg.OpDelete:
 		r.leaving = append(r.leaving, leaving{t, old})
+		return r.translateHeld(ctx, t)
 	}
+	return nil
+}
+
+// translateHeld fills the cache for the rows that are held and whose keys a mapping table translates, as it stands here.
+func (r *router) translateHeld(ctx context.Context, mapping *Table) error {
+	wanted := map[*Table]map[string]bool{}
+	for _, c := range r.held {
+		if c.table == nil || c.table.Query == nil || c.new == nil || !slices.Contains(mapping.Feeds, c.table.Query) {
+			continue
+		}
+		if key := c.new[c.table.RuleKey[0]]; key.Kind == pg.Text {
+			if wanted[c.table] == nil {
+				wanted[c.table] = map[string]bool{}
+			}
+			wanted[c.table][string(key.Bytes)] = true
+		}
+	}
+	for t, keys := range wanted {
+		if err := r.fill(ctx, t, keys); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // leaving is a mapping row that the open transaction deletes.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"pgreshard/move"
@@ -14,9 +15,9 @@ import (
 // by an orchestrator that cannot help.
 func (s *Server) health(w http.ResponseWriter, _ *http.Request) { text(w, http.StatusOK, "ok\n") }
 
-// ready says that the move goes on by itself: it has begun and nothing stopped it.
+// ready says that the move goes on by itself: it has begun, nothing stopped it, and it waits for no shard.
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
-	if st := s.config.Snapshot(); st.State == "" || st.Error != nil {
+	if st := s.config.Snapshot(); st.State == "" || st.Error != nil || len(st.Waiting) > 0 {
 		text(w, http.StatusServiceUnavailable, "not ready\n")
 		return
 	}
@@ -69,13 +70,13 @@ func newer(r *http.Request, snapshot func() move.Status, version int) bool {
 	return true
 }
 
-// maxKey is the longest key /route takes, in bytes.
+// maxKey is the longest key /route takes, in bytes; a key of several columns is given as several key=.
 const maxKey = 8 << 10
 
 func (s *Server) route(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
-	key := query.Get("key")
-	if !query.Has("key") || len(key) > maxKey {
+	key := query["key"]
+	if len(key) == 0 || len(strings.Join(key, "")) > maxKey {
 		problem(w, http.StatusBadRequest, "key is missing or too long (/route?table=orders&key=42)")
 		return
 	}

@@ -22,6 +22,8 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	}
 	out <- gauge(layoutDesc, float64(s.Layout.Serving))
 	out <- gauge(safeDesc, truth(s.SafeToCutOver.OK))
+	out <- gauge(waitingDesc, truth(len(s.Waiting) > 0))
+	optional(out, copyETADesc, s.CopyETA)
 	collectCopy(out, s.Copy)
 	collectStreams(out, s.Streams)
 	collectShards(out, s.Shards)
@@ -46,18 +48,22 @@ var (
 	layoutDesc = desc("layout_version", "Version of the layout that serves.")
 	safeDesc   = desc("safe_to_cut_over", "1 where a cutover may be tried now.")
 
+	waitingDesc = desc("waiting", "1 while the move cannot go on and tries again: a shard does not answer, or work was interrupted.")
+	copyETADesc = desc("copy_eta_seconds", "In how long everything is copied at the present rate.")
+
 	copyRowsDesc  = desc("copy_rows_total", "Rows copied.", "source", "table")
 	copyBytesDesc = desc("copy_bytes_total", "Bytes of the table's file copied.", "source", "table")
 	copySizeDesc  = desc("copy_size_bytes", "Bytes of the table's file.", "source", "table")
 
 	lagBytesDesc   = desc("stream_lag_bytes", "Log written by the source that not every shard holds.", "source")
 	lagSecondsDesc = desc("stream_lag_seconds", "Age of the oldest change that not every shard holds.", "source")
+	rateDesc       = desc("stream_rows_per_second", "Rows written to all shards, over the last seconds.", "source")
 	retainedDesc   = desc("slot_retained_bytes", "Log the slot holds back on the source.", "source")
 	safeWALDesc    = desc("slot_safe_wal_size_bytes", "Log the source may write before the slot is lost.", "source")
 
 	appliedDesc      = desc("applied_rows_total", "Rows applied by the stream.", "shard", "op")
 	transactionsDesc = desc("applied_transactions_total", "Source transactions applied.", "shard")
-	batchDesc        = desc("batch_size_bytes", "Bytes gathered in one destination transaction.", "shard")
+	batchDesc        = desc("batch_size_rows", "Rows written in one destination transaction.", "shard")
 	applyDesc        = desc("apply_duration_seconds", "Time to apply and commit one destination transaction.", "shard")
 	zeroDesc         = desc("zero_row_changes_total", "Changes that found no row.", "shard")
 
@@ -88,6 +94,7 @@ func collectStreams(out chan<- prometheus.Metric, list []move.StreamStatus) {
 		source := strconv.Itoa(s.Source)
 		optional(out, lagBytesDesc, s.LagBytes, source)
 		optional(out, lagSecondsDesc, s.LagSeconds, source)
+		optional(out, rateDesc, s.RowsPerSecond, source)
 		optional(out, retainedDesc, s.Retained, source)
 		optional(out, safeWALDesc, s.SafeWAL, source)
 	}
@@ -101,7 +108,7 @@ func collectShards(out chan<- prometheus.Metric, list []move.ShardStatus) {
 		out <- counter(appliedDesc, s.Rows.Deleted, shard, "delete")
 		out <- counter(transactionsDesc, s.Transactions, shard)
 		out <- counter(zeroDesc, s.ZeroRowChanges, shard)
-		out <- summary(batchDesc, s.Batches, float64(s.BatchBytes), shard)
+		out <- summary(batchDesc, s.Batches, float64(s.Rows.Inserted+s.Rows.Updated+s.Rows.Deleted), shard)
 		out <- summary(applyDesc, s.Batches, s.ApplySeconds, shard)
 	}
 }

@@ -20,10 +20,10 @@ import (
 type Config struct {
 	// Snapshot is the move as it stands; it must answer at once and ask no database.
 	Snapshot func() move.Status
-	// Layout is the serving layout, Route where a key lives, both as values that become JSON. Where one is nil, its
-	// path is not served.
+	// Layout is the serving layout, Route where a key (a value for each of its columns) lives, both as values that become
+	// JSON. Where one is nil, its path is not served.
 	Layout func(context.Context) (any, error)
-	Route  func(ctx context.Context, table, key string) (any, error)
+	Route  func(ctx context.Context, table string, key []string) (any, error)
 
 	// Token, where not empty, is asked for on every path but /healthz and /readyz. MetricsToken opens /metrics as well.
 	Token        string

@@ -18,19 +18,19 @@ import (
 
 // streaming is a snapshot with a value in every part.
 func streaming() move.Status {
-	lag, seconds, eta, freeze, stopped := int64(14000000), 3.25, 6.0, 0.0421, "stream of source 0: no <mapping>"
+	lag, seconds, rate, eta, freeze, stopped := int64(14000000), 3.25, 41000.0, 6.0, 0.0421, "stream of source 0: no <mapping>"
 	finished := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	return move.Status{
 		Move: "split-prod", State: "streaming", Layout: move.StatusLayout{Serving: 1, Next: 2}, Error: &stopped,
 		SafeToCutOver: move.SafeToCutOver{Because: []string{"stream of source 0 is 14 MB behind"}},
 		Copy:          []move.CopyStatus{{Table: "public.orders", Rows: 120000, Bytes: 9000000, BytesTotal: 18000000, State: "copying"}},
 		Streams: []move.StreamStatus{
-			{Received: "0/5A3", Applied: "0/5A0", Confirmed: "0/5A0", LagBytes: &lag, LagSeconds: &seconds, RowsPerSecond: 41000, ETASeconds: &eta},
+			{Received: "0/5A3", Applied: "0/5A0", Confirmed: "0/5A0", LagBytes: &lag, LagSeconds: &seconds, RowsPerSecond: &rate, ETASeconds: &eta, Retained: &lag},
 			{Source: 1, Received: "0/0", Applied: "0/0", Confirmed: "0/0"},
 		},
 		Shards: []move.ShardStatus{{
 			Node: "10.1.0.1:5432", Rows: move.RowCounts{Inserted: 1, Updated: 2, Deleted: 3}, ZeroRowChanges: 4,
-			Transactions: 5, Batches: 2, BatchBytes: 300, ApplySeconds: 0.5,
+			Transactions: 5, Batches: 2, ApplySeconds: 0.5,
 		}},
 		Lookup:  move.LookupStatus{Hits: 1, Misses: 2, Queries: 2, Bytes: 3, Entries: 4, QuerySeconds: 0.25},
 		Verify:  move.VerifyStatus{State: "clean", At: []string{"0/59F"}, Finished: &finished, Rows: 10},
@@ -67,7 +67,7 @@ func TestStatusHasTheShapeOfTheContract(t *testing.T) {
 	for _, path := range missing(want, got, "") {
 		t.Errorf("%s is missing", path)
 	}
-	if !strings.Contains(body, `"lag_bytes":null,"lag_seconds":null`) {
+	if !strings.Contains(body, `"lag_bytes":null,"lag_seconds":null,"rows_per_second":null,"eta_seconds":null`) {
 		t.Error("a lag that was not measured is not null")
 	}
 }
@@ -96,7 +96,7 @@ func missing(want, got any, path string) []string {
 func TestAnEmptyStatusHasListsAndNoNull(t *testing.T) {
 	t.Parallel()
 	_, body, _ := ask(t, New(Config{Snapshot: func() move.Status { return move.Status{} }}), "/status")
-	for _, part := range []string{`"because":[]`, `"copy":[]`, `"streams":[]`, `"shards":[]`, `"at":[]`} {
+	for _, part := range []string{`"because":[]`, `"waiting":[]`, `"copy":[]`, `"streams":[]`, `"shards":[]`, `"at":[]`} {
 		if !strings.Contains(body, part) {
 			t.Errorf("no %s in %s", part, body)
 		}
@@ -114,7 +114,8 @@ func TestMetricsLeaveOutWhatWasNotMeasured(t *testing.T) {
 		`pgreshard_copy_rows_total{source="0",table="public.orders"} 120000`,
 		`pgreshard_stream_lag_bytes{source="0"} 1.4e+07`, `pgreshard_stream_lag_seconds{source="0"} 3.25`,
 		`pgreshard_applied_rows_total{op="delete",shard="0"} 3`, `pgreshard_applied_transactions_total{shard="0"} 5`,
-		`pgreshard_batch_size_bytes_sum{shard="0"} 300`, `pgreshard_batch_size_bytes_count{shard="0"} 2`,
+		`pgreshard_batch_size_rows_sum{shard="0"} 6`, `pgreshard_batch_size_rows_count{shard="0"} 2`,
+		`pgreshard_stream_rows_per_second{source="0"} 41000`, `pgreshard_slot_retained_bytes{source="0"} 1.4e+07`, `pgreshard_waiting 0`,
 		`pgreshard_apply_duration_seconds_sum{shard="0"} 0.5`, `pgreshard_zero_row_changes_total{shard="0"} 4`,
 		`pgreshard_lookup_cache_hits_total 1`, `pgreshard_lookup_queries_total 2`, `pgreshard_lookup_query_duration_seconds_sum 0.25`,
 		`pgreshard_verify_differences 0`, `pgreshard_freeze_seconds 0.0421`,
@@ -123,7 +124,7 @@ func TestMetricsLeaveOutWhatWasNotMeasured(t *testing.T) {
 			t.Errorf("no %s", line)
 		}
 	}
-	for _, part := range []string{`lag_bytes{source="1"}`, "slot_retained_bytes{"} {
+	for _, part := range []string{`lag_bytes{source="1"}`, `rows_per_second{source="1"}`, `slot_retained_bytes{source="1"}`, "slot_safe_wal_size_bytes{", "copy_eta_seconds "} {
 		if strings.Contains(body, part) {
 			t.Errorf("%s was not measured", part)
 		}
@@ -152,11 +153,11 @@ func TestEachPathAnswersWithItsCode(t *testing.T) {
 	config := Config{
 		Snapshot: streaming,
 		Layout:   func(context.Context) (any, error) { return map[string]int{"version": 1}, nil },
-		Route: func(_ context.Context, table, key string) (any, error) {
+		Route: func(_ context.Context, table string, key []string) (any, error) {
 			if table == "gone" {
 				return nil, errors.New("no rule for gone")
 			}
-			return map[string]string{"table": table, "key": key}, nil
+			return map[string]string{"table": table, "key": strings.Join(key, ",")}, nil
 		},
 	}
 	open := New(config)
@@ -175,6 +176,7 @@ func TestEachPathAnswersWithItsCode(t *testing.T) {
 		"the layout after an older one":           {open, "/layout?after=0", "", 200, `{"version":1}`},
 		"the layout after nonsense":               {open, "/layout?after=x", "", 400, "not a layout version"},
 		"a route":                                 {open, "/route?table=orders&key=42", "", 200, `{"key":"42","table":"orders"}`},
+		"a route of a key of two columns":         {open, "/route?table=measures&key=42&key=eu", "", 200, `{"key":"42,eu","table":"measures"}`},
 		"a route of an empty key":                 {open, "/route?key=", "", 200, `{"key":"","table":""}`},
 		"a route without key":                     {open, "/route?table=orders", "", 400, "key is missing"},
 		"a route there is not":                    {open, "/route?table=gone&key=1", "", 400, "no rule for gone"},
@@ -196,6 +198,25 @@ func TestEachPathAnswersWithItsCode(t *testing.T) {
 	open.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/status", nil))
 	if w.Code != http.StatusMethodNotAllowed {
 		t.Errorf("a POST is answered with %d", w.Code)
+	}
+}
+
+func TestAMoveThatWaitsForAShardIsNotReadyAndSaysSo(t *testing.T) {
+	t.Parallel()
+	s := move.Status{Move: "m", State: "streaming"}
+	server := New(Config{Snapshot: func() move.Status { return s }})
+	if code, body, _ := ask(t, server, "/readyz"); code != http.StatusOK {
+		t.Errorf("%d: %s", code, body)
+	}
+	s.Waiting = []string{"destination shard 1 at 10.1.0.2:5432 does not answer: connection refused"}
+	if code, body, _ := ask(t, server, "/readyz"); code != http.StatusServiceUnavailable || strings.Contains(body, "10.1.0.2") {
+		t.Errorf("%d: %s", code, body)
+	}
+	if _, body, _ := ask(t, server, "/"); !strings.Contains(body, `<p class="error">destination shard 1 at 10.1.0.2:5432 does not answer`) {
+		t.Errorf("the page does not name the shard: %s", body)
+	}
+	if _, body, _ := ask(t, server, "/metrics"); !strings.Contains(body, "\npgreshard_waiting 1\n") {
+		t.Error("the metrics do not say that it waits")
 	}
 }
 

@@ -84,16 +84,16 @@ func (a *app) verifyCommand() *cobra.Command {
 func (a *app) routeCommand() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
-		Use:   "route [TABLE] KEY",
+		Use:   "route [TABLE] KEY...",
 		Short: "Say which shard a key belongs to",
 		Long: "Say which shard a key belongs to under the layout that serves, and what a lookup translates it into.\n" +
-			"Without a table, where all rules agree.",
-		Example: "  pgreshard route orders 42",
-		Args:    cobra.RangeArgs(1, 2),
+			"Without a table, where all rules agree. A key of several columns is given as one argument each, behind the table.",
+		Example: "  pgreshard route orders 42\n  pgreshard route measures 42 eu",
+		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			table, key := "", args[len(args)-1]
-			if len(args) == 2 {
-				table = args[0]
+			table, key := "", args
+			if len(args) > 1 {
+				table, key = args[0], args[1:]
 			}
 			return a.with(c.Context(), func(e engine, _ *Config) error {
 				r, err := e.Route(c.Context(), table, key)

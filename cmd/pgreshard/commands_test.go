@@ -44,8 +44,8 @@ func (e *fakeEngine) Verify(context.Context) (report, error) {
 	return fakeReport{"comparison", e.ok}, nil
 }
 func (e *fakeEngine) Layout(context.Context) (report, error) { return fakeReport{"layout", true}, nil }
-func (e *fakeEngine) Route(_ context.Context, table, key string) (report, error) {
-	return fakeReport{"route of " + table + "/" + key, true}, nil
+func (e *fakeEngine) Route(_ context.Context, table string, key []string) (report, error) {
+	return fakeReport{"route of " + table + "/" + strings.Join(key, ","), true}, nil
 }
 func (e *fakeEngine) Status(context.Context) (move.Status, error) { return e.status, nil }
 func (e *fakeEngine) Snapshot() move.Status                       { return e.status }
@@ -95,6 +95,7 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 		"plan ends with 3 where a problem blocks":  {args: []string{"plan"}, bad: true, code: 3, stdout: "the plan\n", stderr: "block the move (hint: "},
 		"verify ends with 3 on a difference":       {args: []string{"verify"}, bad: true, code: 3, stdout: "the comparison\n", stderr: "differ (hint: "},
 		"route takes a table and a key":            {args: []string{"route", "orders", "42"}, stdout: "the route of orders/42\n"},
+		"route takes a key of two columns":         {args: []string{"route", "measures", "42", "eu"}, stdout: "the route of measures/42,eu\n"},
 		"route takes a key alone":                  {args: []string{"route", "42"}, stdout: "the route of /42\n"},
 		"route takes a negative key":               {args: []string{"route", "orders", "--", "-42"}, stdout: "the route of orders/-42\n"},
 		"route needs a key":                        {args: []string{"route"}, code: 2, stderr: "hint: "},
@@ -131,9 +132,26 @@ func TestASettingThatIsNotBuiltIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = c.unbuilt()
-	for _, part := range []string{"cutover.reverse: ", "hooks: "} {
+	for _, part := range []string{"cutover.reverse: ", "hooks: ", "replicas: "} {
 		if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), part) {
 			t.Errorf("no %s in %v", part, err)
+		}
+	}
+	for key, set := range map[string]func(*Config){
+		"stream.confirm": func(c *Config) { c.Stream.Confirm = "leader" },
+		"replicas":       func(c *Config) { c.Destination.Shards = []shardSection{{Replicas: []address{"postgres://h/d"}}} },
+		"hooks":          func(c *Config) { c.Hooks.Timeout = 31 * second },
+		"nats":           func(c *Config) { c.NATS.StoreDir = "/var/lib/nats" },
+		"cdc":            func(c *Config) { c.CDC.Snapshot = false },
+	} {
+		c := defaults()
+		c.Cutover.Reverse = false
+		if err := c.unbuilt(); err != nil {
+			t.Fatal(err)
+		}
+		set(c)
+		if err := c.unbuilt(); err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), "configuration: "+key+": ") {
+			t.Errorf("%s: %v", key, err)
 		}
 	}
 }

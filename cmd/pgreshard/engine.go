@@ -14,7 +14,8 @@ type engine interface {
 	// leaves the destination following the source.
 	Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error
 	Verify(context.Context) (report, error)
-	Route(ctx context.Context, table, key string) (report, error)
+	// Route takes a value for each of the sharding columns; an empty table: where all rules agree.
+	Route(ctx context.Context, table string, key []string) (report, error)
 	Layout(context.Context) (report, error)
 	// Cancel and Complete act on the databases themselves; no worker may run.
 	Cancel(context.Context, move.CancelOptions) error

@@ -76,6 +76,9 @@ func hintOf(err error) string {
 	if errors.As(err, &hinted) && hinted.Hint() != "" {
 		return hinted.Hint()
 	}
+	if hint := move.Hint(err); hint != "" {
+		return hint
+	}
 	switch exitCode(err) {
 	case exitUsage:
 		return "pgreshard --help lists the commands"

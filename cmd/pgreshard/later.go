@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 )
@@ -59,15 +60,17 @@ func (c *Config) unbuilt() error {
 		hint string
 	}{
 		{c.Cutover.Reverse, "cutover.reverse", "true is the default: write reverse = false; the move then cannot be rolled back after the switch"},
-		{c.CDC.Enabled, "cdc.enabled", "false"},
-		{c.NATS.URL != "" || c.NATS.Embedded, "nats", "take the section out"},
+		{c.CDC.Enabled || !c.CDC.Snapshot, "cdc", "take the section out"},
+		{c.NATS.URL != "" || c.NATS.Embedded || c.NATS.StoreDir != "", "nats", "take the section out"},
+		{c.Source.replicated() || c.Destination.replicated(), "replicas", "take them out: nothing reads there yet"},
+		{c.Stream.Confirm != "standby", "stream.confirm", "take it out: no standby is waited for yet, but at the seal of the cutover"},
 		{c.Stream.OnDDL != "stop", "stream.on_ddl", "stop"},
 		{c.Stream.WALBudget != 0, "stream.wal_budget", "take it out, and watch the source's disk"},
 		{c.Stream.OnWALBudget != "stop", "stream.on_wal_budget", "take it out, and watch the source's disk"},
 		{c.Cutover.OnBlockers != "undo", "cutover.on_blockers", "undo"},
 		{c.Cutover.EndOldSessions, "cutover.end_old_sessions", "false"},
 		{len(c.Checks) > 0, "checks", "take the section out"},
-		{len(c.Hooks.BeforeFreeze)+len(c.Hooks.AfterSwitch)+len(c.Hooks.AfterUndo) > 0, "hooks", "take the section out"},
+		{len(c.Hooks.BeforeFreeze)+len(c.Hooks.AfterSwitch)+len(c.Hooks.AfterUndo) > 0 || c.Hooks.Timeout != defaults().Hooks.Timeout, "hooks", "take the section out"},
 		{!c.General.ShowKeys, "general.show_keys", "true"},
 	} {
 		if s.set {
@@ -78,4 +81,9 @@ func (c *Config) unbuilt() error {
 		return &configError{file: "configuration", problems: problems}
 	}
 	return nil
+}
+
+// replicated says whether any shard names replicas.
+func (s clusterSection) replicated() bool {
+	return slices.ContainsFunc(s.Shards, func(shard shardSection) bool { return len(shard.Replicas) > 0 })
 }

@@ -92,7 +92,7 @@ func newServer(snapshot func() move.Status, asked engine, c *Config) (*status.Se
 			defer one.Unlock()
 			return asked.Layout(ctx)
 		},
-		Route: func(ctx context.Context, table, key string) (any, error) {
+		Route: func(ctx context.Context, table string, key []string) (any, error) {
 			one.Lock()
 			defer one.Unlock()
 			return asked.Route(ctx, table, key)

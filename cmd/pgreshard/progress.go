@@ -54,7 +54,7 @@ func progressLine(s move.Status) string {
 	parts := []string{s.State}
 	switch s.State {
 	case "copying":
-		parts = append(parts, sumCopy(s.Copy).words())
+		parts = append(parts, sumCopy(s.Copy).words(s.CopyETA))
 	case "streaming":
 		for _, t := range s.Streams {
 			parts = append(parts, fmt.Sprintf("source %d %s", t.Source, streamWords(t)))
@@ -62,16 +62,22 @@ func progressLine(s move.Status) string {
 	case "cutting_over", "rolling_back":
 		parts = append(parts, or(s.Cutover.Step, "waiting"))
 	}
+	for _, what := range s.Waiting {
+		parts = append(parts, "waits: "+redact(what))
+	}
 	return strings.Join(parts, ": ")
 }
 
 // progressLines is the progress as a terminal shows it: the state, a bar for the copy and for each table being
 // copied, a line for each stream.
 func progressLines(s move.Status) []string {
-	lines := []string{s.State + ": " + stateWords(s)}
+	lines := []string{stateLine(s)}
+	for _, what := range s.Waiting {
+		lines = append(lines, "waits: "+redact(what))
+	}
 	if s.State == "copying" {
 		total := sumCopy(s.Copy)
-		lines = append(lines, bar(total.share())+" "+total.words())
+		lines = append(lines, bar(total.share())+" "+total.words(s.CopyETA))
 		for _, t := range busiest(s.Copy, 6) {
 			one := sumCopy([]move.CopyStatus{t})
 			lines = append(lines, fmt.Sprintf("%s %s from source %d", bar(one.share()), t.Table, t.Source))

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"pgreshard/move"
+	"pgreshard/verify"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -15,7 +16,7 @@ func TestStatusEndsWithWhetherItIsSafe(t *testing.T) {
 	lagging := move.Status{
 		Move: "m", State: "streaming", Layout: move.StatusLayout{Serving: 1, Next: 2}, Error: ptr("table t: no mapping"),
 		SafeToCutOver: move.SafeToCutOver{Because: []string{"source 0 is 14 MB behind", "nothing was verified"}},
-		Streams:       []move.StreamStatus{{LagBytes: ptr(int64(14 << 20)), LagSeconds: ptr(3.21), RowsPerSecond: 41000, ETASeconds: ptr(6.0)}, {Source: 1}},
+		Streams:       []move.StreamStatus{{LagBytes: ptr(int64(14 << 20)), LagSeconds: ptr(3.21), RowsPerSecond: ptr(41000.0), ETASeconds: ptr(6.0)}, {Source: 1}},
 	}
 	for name, test := range map[string]struct {
 		status move.Status
@@ -23,18 +24,26 @@ func TestStatusEndsWithWhetherItIsSafe(t *testing.T) {
 	}{
 		"not safe": {lagging, []string{
 			"layout 1 serves\n", "error:  table t: no mapping\n", "source 0 14.0 MB behind (3.2 s), 41000 rows/s, about 6.0 s to catch up\n",
-			"source 1 lag not measured yet\n", "safe to cut over: no, because source 0 is 14 MB behind; nothing was verified\n",
+			"move:   m, layout 1 to layout 2; layout 1 serves\n", "source 1 lag not known\n", "safe to cut over: no, because source 0 is 14 MB behind; nothing was verified\n",
 		}},
 		"safe": {move.Status{SafeToCutOver: move.SafeToCutOver{OK: true}}, []string{"safe to cut over: yes\n"}},
 		"switched, with the freeze": {
 			move.Status{State: "switched", Layout: move.StatusLayout{Serving: 2, Next: 2}, Cutover: move.CutoverStatus{FreezeSeconds: ptr(0.0421)}},
-			[]string{"state:  switched: layout 2 serves\n", "freeze: writes were refused for 0.042 s\n"},
+			[]string{"move:   , layout 1 to layout 2; layout 2 serves\n", "state:  switched: layout 2 serves\n", "freeze: writes were refused for 0.042 s\n"},
 		},
 		"copying": {
-			move.Status{State: "copying", Copy: []move.CopyStatus{
-				{Rows: 10, Bytes: 1 << 20, BytesTotal: 2 << 20, State: "copying", ETASeconds: ptr(75.0)}, {State: "done"},
-			}},
-			[]string{"copy:   50 %, 1.0 MB of 2.0 MB, 10 rows, 1 of 2 tables, about 1m15s left\n"},
+			move.Status{State: "copying", CopyETA: ptr(75.0), Copy: []move.CopyStatus{
+				{Rows: 10, Bytes: 1 << 20, BytesTotal: 2 << 20, State: "copying", ETASeconds: ptr(12.0)}, {State: "done"},
+			}, Streams: []move.StreamStatus{{Retained: ptr(int64(16 << 20)), SafeWAL: ptr(int64(1 << 30))}}},
+			[]string{"copy:   50 %, 1.0 MB of 2.0 MB, 10 rows, 1 of 2 tables, about 1m15s left\nslot:   source 0 keeps 16.0 MB of log, and is lost once 1.0 GB more are written\n"},
+		},
+		"a shard that does not answer": {
+			move.Status{State: "streaming", Waiting: []string{"destination shard 1 at h:1 does not answer: connection refused"}},
+			[]string{"\nwaits:  destination shard 1 at h:1 does not answer: connection refused\n"},
+		},
+		"a home that does not answer": {
+			move.Status{Move: "m", Layout: move.StatusLayout{Next: 2}},
+			[]string{"move:   m, layout 1 to layout 2; which layout serves is not known\nstate:  not known yet\n"},
 		},
 	} {
 		var b bytes.Buffer
@@ -83,11 +92,23 @@ func TestProgressFitsOneLine(t *testing.T) {
 	}{
 		{move.Status{State: "schema"}, "schema"},
 		{move.Status{State: "copying", Copy: []move.CopyStatus{{Bytes: 5 << 30, BytesTotal: 10 << 30}}}, "copying: 50 %, 5.0 GB of 10.0 GB, 0 rows, 0 of 1 tables"},
-		{move.Status{State: "streaming", Streams: []move.StreamStatus{{LagBytes: ptr(int64(0))}}}, "streaming: source 0 0 B behind, 0 rows/s"},
+		{move.Status{State: "streaming", Streams: []move.StreamStatus{{LagBytes: ptr(int64(0))}}}, "streaming: source 0 0 B behind"},
+		{move.Status{State: "streaming", Streams: []move.StreamStatus{{LagBytes: ptr(int64(0)), RowsPerSecond: ptr(0.0)}}, Waiting: []string{"x"}}, "streaming: source 0 0 B behind, 0 rows/s: waits: x"},
+		{move.Status{State: "copying"}, "copying: what is to be copied is being looked at"},
+		{move.Status{}, ""},
 		{move.Status{State: "cutting_over", Cutover: move.CutoverStatus{Step: "drain"}}, "cutting_over: drain"},
 	} {
 		if got := progressLine(test.status); got != test.want {
 			t.Errorf("got %q, want %q", got, test.want)
+		}
+	}
+}
+
+func TestARowThatBelongsNowhereIsSaidToHaveNoShard(t *testing.T) {
+	t.Parallel()
+	for want, text := range map[int]string{1: "misplaced (7), shard 0, belongs on shard 1", verify.Nowhere: "misplaced (7), shard 0, has no shard: no rule or mapping names one"} {
+		if got := findingWords(verify.Finding{What: "misplaced", Key: "(7)", Shard: ptr(0), Want: &want}); got != text {
+			t.Errorf("got %q, want %q", got, text)
 		}
 	}
 }

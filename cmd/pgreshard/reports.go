@@ -144,8 +144,12 @@ func findingWords(f verify.Finding) string {
 	if f.Shard != nil {
 		text += fmt.Sprintf(", shard %d", *f.Shard)
 	}
-	if f.Want != nil {
-		text += fmt.Sprintf(", belongs on %d", *f.Want)
+	switch {
+	case f.Want == nil:
+	case *f.Want == verify.Nowhere:
+		text += ", has no shard: no rule or mapping names one"
+	default:
+		text += fmt.Sprintf(", belongs on shard %d", *f.Want)
 	}
 	return text
 }

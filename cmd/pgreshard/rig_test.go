@@ -3,16 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -135,9 +131,8 @@ type rig struct {
 	name    string // of the move
 	listen  string
 	env     []string
-	load    *pgtest.Workload
-	serving atomic.Int64 // layout the application follows
-	places  *places
+	app     *pgtest.Application
+	load    *pgtest.Workload // the application's
 }
 
 // newRig makes one filled source database with the workload's tables and n empty ones. more is added to the
@@ -145,26 +140,17 @@ type rig struct {
 func newRig(t *testing.T, n int, options pgtest.WorkloadOptions, more string) *rig {
 	t.Helper()
 	cluster := pgtest.Shared(t)
-	r := &rig{t: t, places: newPlaces(t), listen: freePort(t), sources: []*pgtest.DB{cluster.Database(t)}}
+	r := &rig{t: t, listen: freePort(t), sources: []*pgtest.DB{cluster.Database(t)}}
 	r.name = nameOf(r.sources[0])
 	r.sources[0].Exec(t, pgtest.WorkloadSchema)
 	for range n {
 		r.shards = append(r.shards, cluster.Database(t))
 	}
-	r.serving.Store(1)
 	r.file = filepath.Join(t.TempDir(), "pgreshard.toml")
 	r.env = []string{stateVariable + "=" + t.TempDir()}
 	r.configure(more)
-	if options.Seed == 0 {
-		options.Seed = rand.Uint64()
-	}
-	t.Logf("seed %d", options.Seed)
-	options.Target, options.All, options.Omni = r.target, r.all, []string{"tenants"}
-	r.load = pgtest.NewWorkload(options)
-	fill := pgtest.FillSizes{Users: 20, Orders: 30, Items: 3, Documents: 20, Events: 20, Countries: 50}
-	if err := r.load.Fill(t.Context(), fill); err != nil {
-		t.Fatal(err)
-	}
+	r.app = pgtest.NewApplication(t, r.sources, r.shards, options)
+	r.load = r.app.Load
 	return r
 }
 
@@ -241,77 +227,6 @@ func (r *rig) run(args ...string) (code int, out, said string) {
 	return code, p.out.String(), said
 }
 
-// places names shards by PostgreSQL's own declaration of hash partitions, without any code of ours.
-type places struct {
-	mu    sync.Mutex
-	conn  *pgx.Conn
-	known map[string]int
-}
-
-const ofTables = `create table of_bigint (k bigint) partition by hash (k); create table of_uuid (k uuid) partition by hash (k)`
-
-func newPlaces(t *testing.T) *places {
-	db := pgtest.Shared(t).Database(t)
-	db.Exec(t, ofTables)
-	return &places{conn: db.Conn(t), known: map[string]int{}}
-}
-
-func (p *places) of(ctx context.Context, typ, key string, shards int) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	id := fmt.Sprint(typ, key, "/", shards)
-	if s, ok := p.known[id]; ok {
-		return s, nil
-	}
-	var s int
-	err := p.conn.QueryRow(ctx, fmt.Sprintf(`select r from generate_series(0, $1 - 1) r
-		where satisfies_hash_partition('of_%[1]s'::regclass, $1, r, $2::text::%[1]s)`, typ), shards, key).Scan(&s)
-	if err == nil {
-		p.known[id] = s
-	}
-	return s, err
-}
-
-// target sends a tenant's rows to the layout the application follows.
-func (r *rig) target(ctx context.Context, table string, tenant int64) (string, error) {
-	dbs, translate := r.sources, false
-	if r.serving.Load() == 2 {
-		dbs, translate = r.shards, true
-	}
-	typ, key := "bigint", strconv.FormatInt(tenant, 10)
-	switch {
-	case table == "events":
-		typ, key = "uuid", pgtest.EventTenant(tenant)
-	case (table == "users" || table == "documents") && translate:
-		key = strconv.FormatInt(pgtest.RootTenant(tenant), 10)
-	}
-	shard, err := r.places.of(context.WithoutCancel(ctx), typ, key, len(dbs))
-	return dbs[shard].URL(), err
-}
-
-func (r *rig) all(context.Context) ([]string, error) {
-	if r.serving.Load() == 2 {
-		return urls(r.shards), nil
-	}
-	return urls(r.sources), nil
-}
-
-// follow lets the application see the layout record of the destination's first shard.
-func (r *rig) follow(ctx context.Context) {
-	conn, err := pgx.Connect(ctx, r.shards[0].URL())
-	if err != nil {
-		return
-	}
-	defer conn.Close(context.Background())
-	for ctx.Err() == nil && r.serving.Load() != 2 {
-		var version int64
-		if err := conn.QueryRow(ctx, `select version from pgreshard.serving`).Scan(&version); err == nil {
-			r.serving.Store(version)
-		}
-		pause(ctx)
-	}
-}
-
 // pause is between two questions whether something has happened.
 func pause(ctx context.Context) {
 	select {
@@ -321,77 +236,13 @@ func pause(ctx context.Context) {
 }
 
 // write runs the application until the returned func is called.
-func (r *rig) write() (stop func()) {
-	ctx, cancel := context.WithCancel(r.t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := r.load.Run(ctx); err != nil {
-			r.t.Errorf("application: %v", err)
-		}
-	})
-	wg.Go(func() { r.follow(ctx) })
-	once := sync.OnceFunc(func() { cancel(); wg.Wait() })
-	r.t.Cleanup(once)
-	return once
-}
+func (r *rig) write() (stop func()) { return r.app.Write(r.t) }
 
-func (r *rig) conns(dbs []*pgtest.DB) (out []*pgx.Conn) {
-	for _, db := range dbs {
-		out = append(out, db.Conn(r.t))
-	}
-	return out
-}
+func (r *rig) conns(dbs []*pgtest.DB) []*pgx.Conn { return pgtest.Conns(r.t, dbs) }
 
-// compare finds, by plain SQL alone, any row that is not on both sides.
-func (r *rig) compare() {
-	r.t.Helper()
-	for _, table := range pgtest.WorkloadTables() {
-		omni := table == "tenants" || table == "countries"
-		if err := pgtest.SameRows(r.t.Context(), r.conns(r.sources), r.conns(r.shards), table, pgtest.RowsOptions{Omni: omni}); err != nil {
-			r.t.Error(err)
-		}
-	}
-}
-
-// placed looks for rows on a shard that PostgreSQL's hash partitioning, or their mapping, does not name.
-func (r *rig) placed() {
-	r.t.Helper()
-	n := len(r.shards)
-	for shard, db := range r.shards {
-		is := func(table, key string) string {
-			return fmt.Sprintf("satisfies_hash_partition('%s'::regclass, %d, %d, %s)", table, n, shard, key)
-		}
-		parent := is("of_bigint", "coalesce(t.parent_tenant_id, t.id)")
-		for table, wrong := range map[string]string{
-			"orders":      "from orders where not " + is("of_bigint", "tenant_id"),
-			"documents":   "from documents d left join tenants t on t.id = d.tenant_id where t.id is null or not " + parent,
-			"events":      "from events where not " + is("of_uuid", "tenant_id"),
-			"users":       "from users u left join tenants t on t.id = u.tenant_id where t.id is null or not " + parent,
-			"order_items": "from order_items i left join orders o on o.id = i.order_id where o.id is null",
-		} {
-			var got int
-			conn := db.Conn(r.t)
-			err := pgx.BeginFunc(r.t.Context(), conn, func(tx pgx.Tx) error {
-				if _, err := tx.Exec(r.t.Context(), ofTables); err != nil {
-					return err
-				}
-				if err := tx.QueryRow(r.t.Context(), "select count(*) "+wrong).Scan(&got); err != nil {
-					return err
-				}
-				return errUndo
-			})
-			if !errors.Is(err, errUndo) {
-				r.t.Fatal(err)
-			}
-			if got != 0 {
-				r.t.Errorf("shard %d holds %d rows of %s that are not its own", shard, got, table)
-			}
-		}
-	}
-}
-
-// errUndo rolls a transaction back that did what it was for.
-var errUndo = errors.New("undo")
+// compare and placed look, by plain SQL alone, for rows that are not on both sides, and for some on a wrong shard.
+func (r *rig) compare() { r.t.Helper(); r.app.Compare(r.t) }
+func (r *rig) placed()  { r.t.Helper(); r.app.Placed(r.t) }
 
 // untouched fails where a database holds anything of ours.
 func untouched(t testing.TB, dbs ...*pgtest.DB) {

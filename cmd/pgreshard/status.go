@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -42,13 +43,13 @@ func (a *app) statusCommand() *cobra.Command {
 
 func (a *app) writeStatusOnce(ctx context.Context, e engine, c *Config, asJSON bool) error {
 	s, err := statusNow(ctx, e, c)
-	if err != nil {
+	switch {
+	case err != nil && s.Move == "": // nothing is known
 		return err
+	case asJSON:
+		return errors.Join(a.printJSON(s), err)
 	}
-	if asJSON {
-		return a.printJSON(s)
-	}
-	return writeStatus(a.stdout, s)
+	return errors.Join(writeStatus(a.stdout, s), err)
 }
 
 // watchStatus goes on until the context ends, which is no failure, or the move does.
@@ -58,7 +59,7 @@ func (a *app) watchStatus(ctx context.Context, e engine, c *Config, asJSON bool)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if err != nil {
+		if err != nil && s.Move == "" {
 			return err
 		}
 		switch {

@@ -43,7 +43,7 @@ func (c *Config) typed() (move.Config, error) {
 		LookupAttempts: c.General.LookupAttempts,
 
 		CopyWorkers: c.Copy.Workers, CopySources: c.Copy.Sources, CopyFormat: copier.Format(c.Copy.Format),
-		BatchBytes: int(c.Stream.BatchBytes),
+		BatchBytes: int(c.Stream.BatchBytes), BatchDelay: time.Duration(c.Stream.BatchDelay),
 
 		MaxFreeze:   time.Duration(c.Cutover.MaxFreeze),
 		LockTimeout: time.Duration(c.Cutover.LockTimeout),
@@ -91,8 +91,8 @@ func (e moveEngine) Plan(ctx context.Context) (report, error) {
 	return planReport{p}, nil
 }
 
-func (e moveEngine) Route(ctx context.Context, table, key string) (report, error) {
-	r, err := e.Move.Route(ctx, table, key)
+func (e moveEngine) Route(ctx context.Context, table string, key []string) (report, error) {
+	r, err := e.RouteKey(ctx, table, key)
 	if err != nil {
 		return nil, err
 	}

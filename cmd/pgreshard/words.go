@@ -12,11 +12,13 @@ import (
 // writeStatus says where a move stands in words a person can act on; its last line is whether to cut over.
 func writeStatus(w io.Writer, s move.Status) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "move:   %s, layout %d to layout %d; layout %d serves\n",
-		s.Move, min(s.Layout.Serving, s.Layout.Next), s.Layout.Next, s.Layout.Serving)
-	fmt.Fprintf(&b, "state:  %s: %s\n", s.State, stateWords(s))
+	fmt.Fprintf(&b, "move:   %s, layout %d to layout %d; %s\n", s.Move, s.Layout.Next-1, s.Layout.Next, servingWords(s.Layout))
+	fmt.Fprintf(&b, "state:  %s\n", stateLine(s))
 	if s.Error != nil {
 		fmt.Fprintf(&b, "error:  %s\n", redact(*s.Error))
+	}
+	for _, what := range s.Waiting {
+		fmt.Fprintf(&b, "waits:  %s\n", redact(what))
 	}
 	if s.Worker != "" {
 		fmt.Fprintf(&b, "worker: %s\n", s.Worker)
@@ -27,6 +29,21 @@ func writeStatus(w io.Writer, s move.Status) error {
 	fmt.Fprintf(&b, "safe to cut over: %s\n", safeWords(s.SafeToCutOver))
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+func servingWords(l move.StatusLayout) string {
+	if l.Serving == 0 {
+		return "which layout serves is not known"
+	}
+	return fmt.Sprintf("layout %d serves", l.Serving)
+}
+
+// stateLine names a state and says what it means. Without one the move has not been looked up yet, or could not be.
+func stateLine(s move.Status) string {
+	if s.State == "" {
+		return "not known yet"
+	}
+	return s.State + ": " + stateWords(s)
 }
 
 // stateWords says what a state means and what comes after it.
@@ -58,7 +75,7 @@ func stateWords(s move.Status) string {
 	case "cancelled":
 		return "the move was given up, the source is as it was"
 	default:
-		return "not known to this version"
+		return "a state this version does not know"
 	}
 }
 
@@ -73,10 +90,15 @@ func safeWords(s move.SafeToCutOver) string {
 func statusLines(s move.Status) []string {
 	var lines []string
 	if c := sumCopy(s.Copy); c.tables > 0 {
-		lines = append(lines, "copy:   "+c.words())
+		lines = append(lines, "copy:   "+c.words(s.CopyETA))
 	}
 	for _, t := range s.Streams {
-		lines = append(lines, fmt.Sprintf("stream: source %d %s", t.Source, streamWords(t)))
+		if t.LagBytes != nil || s.State == "streaming" || s.State == "cutting_over" {
+			lines = append(lines, fmt.Sprintf("stream: source %d %s", t.Source, streamWords(t)))
+		}
+		if t.Retained != nil {
+			lines = append(lines, fmt.Sprintf("slot:   source %d %s", t.Source, slotWords(t)))
+		}
 	}
 	for _, h := range s.Shards {
 		lines = append(lines, fmt.Sprintf("shard:  %d at %s, %d rows inserted, %d updated, %d deleted", h.Shard,
@@ -95,7 +117,6 @@ func statusLines(s move.Status) []string {
 type copyTotal struct {
 	tables, done       int
 	rows, bytes, total int64
-	eta                *float64
 }
 
 func sumCopy(list []move.CopyStatus) copyTotal {
@@ -108,9 +129,6 @@ func sumCopy(list []move.CopyStatus) copyTotal {
 		if c.State == "done" {
 			t.done++
 		}
-		if c.ETASeconds != nil && (t.eta == nil || *c.ETASeconds > *t.eta) {
-			t.eta = c.ETASeconds
-		}
 	}
 	return t
 }
@@ -118,7 +136,7 @@ func sumCopy(list []move.CopyStatus) copyTotal {
 // share is how much is copied, 0 to 1.
 func (c copyTotal) share() float64 {
 	switch {
-	case c.done == c.tables:
+	case c.tables > 0 && c.done == c.tables:
 		return 1
 	case c.total <= 0:
 		return 0
@@ -126,26 +144,41 @@ func (c copyTotal) share() float64 {
 	return min(1, float64(c.bytes)/float64(c.total))
 }
 
-func (c copyTotal) words() string {
+// words says how much is copied and, where that is known, how long the rest takes.
+func (c copyTotal) words(eta *float64) string {
+	if c.tables == 0 {
+		return "what is to be copied is being looked at"
+	}
 	text := fmt.Sprintf("%.0f %%, %s of %s, %d rows, %d of %d tables", 100*c.share(), bytesWords(c.bytes), bytesWords(c.total),
 		c.rows, c.done, c.tables)
-	if c.eta != nil && c.done < c.tables {
-		text += ", about " + secondsWords(*c.eta) + " left"
+	if eta != nil && c.done < c.tables {
+		text += ", about " + secondsWords(*eta) + " left"
 	}
 	return text
 }
 
 func streamWords(t move.StreamStatus) string {
 	if t.LagBytes == nil {
-		return "lag not measured yet"
+		return "lag not known"
 	}
 	text := bytesWords(*t.LagBytes) + " behind"
 	if t.LagSeconds != nil {
 		text += " (" + secondsWords(*t.LagSeconds) + ")"
 	}
-	text += fmt.Sprintf(", %.0f rows/s", t.RowsPerSecond)
+	if t.RowsPerSecond != nil {
+		text += fmt.Sprintf(", %.0f rows/s", *t.RowsPerSecond)
+	}
 	if t.ETASeconds != nil && *t.ETASeconds >= 1 {
 		text += ", about " + secondsWords(*t.ETASeconds) + " to catch up"
+	}
+	return text
+}
+
+// slotWords says what a slot costs its source.
+func slotWords(t move.StreamStatus) string {
+	text := "keeps " + bytesWords(*t.Retained) + " of log"
+	if t.SafeWAL != nil {
+		text += ", and is lost once " + bytesWords(*t.SafeWAL) + " more are written"
 	}
 	return text
 }
