@@ -3,6 +3,7 @@ package move
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -77,7 +78,10 @@ type planner struct {
 func (p *planner) problem(where, what, hint string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.plan.Problems = append(p.plan.Problems, layout.Problem{Table: where, What: what, Hint: hint})
+	found := layout.Problem{Table: where, What: what, Hint: hint}
+	if !slices.Contains(p.plan.Problems, found) { // each of several sources has it
+		p.plan.Problems = append(p.plan.Problems, found)
+	}
 }
 
 func (p *planner) note(format string, args ...any) {

@@ -92,7 +92,7 @@ func (e moveEngine) Plan(ctx context.Context) (report, error) {
 }
 
 func (e moveEngine) Route(ctx context.Context, table string, key []string) (report, error) {
-	r, err := e.RouteKey(ctx, table, key)
+	r, err := e.Move.Route(ctx, table, key)
 	if err != nil {
 		return nil, err
 	}

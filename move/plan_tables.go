@@ -1,0 +1,233 @@
+package move
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"pgreshard/lookup"
+	"pgreshard/pg"
+)
+
+// checkTables compiles the rules and looks at every table that is to be moved.
+func (p *planner) checkTables(ctx context.Context) error {
+	inv, err := p.takeInventory(ctx)
+	var wrong *PlanError
+	if err != nil && !errors.As(err, &wrong) {
+		return err
+	}
+	for n := range inv.sources {
+		p.checkOwners(ctx, inv, n)
+	}
+	p.checkRights(ctx, inv)
+	if wrong != nil {
+		p.plan.Problems = append(p.plan.Problems, wrong.Problems...)
+		return nil
+	}
+	for _, t := range inv.tables {
+		p.plan.Tables = append(p.plan.Tables, inv.planned(t))
+		p.checkLookup(ctx, inv, t)
+	}
+	for n := range inv.sources {
+		for _, leaf := range inv.leaves(n) {
+			p.checkIdentity(inv, leaf, n)
+		}
+	}
+	if !p.CreateSchema {
+		p.checkExisting(ctx, inv)
+	}
+	for _, gap := range inv.layout.Gaps() {
+		p.note("%s", gap)
+	}
+	for _, rule := range inv.layout.Unused() {
+		p.note("no table of the move comes under %s", rule)
+	}
+	p.notMoved(inv)
+	return p.noteForeignKeys(ctx, inv)
+}
+
+// noteForeignKeys names the foreign keys that hold only as long as both rows live on one shard.
+func (p *planner) noteForeignKeys(ctx context.Context, inv *inventory) error {
+	if len(p.Destination.Shards) == 1 {
+		return nil
+	}
+	return p.on(ctx, p.Source.Shards[0], pg.Reader, func(conn *pgx.Conn) error {
+		keys, err := ForeignKeys(ctx, conn, inv.names(), p.SkipConstraint)
+		for _, k := range keys {
+			if to := inv.byName[k.Refers]; to != nil && !to.rule.Omni && !k.Leaf {
+				p.note(`foreign key %s of %s refers to %s, which is sharded: it can be kept only if both rows always live on one shard; `+
+					`else leave it out with [schema] skip = ["fk:%s"]`, k.Name, k.Table, k.Refers, k.Name)
+			}
+		}
+		return err
+	})
+}
+
+func (inv *inventory) planned(t *moved) PlannedTable {
+	out := PlannedTable{Table: t.name.String(), Rule: t.rule.Describe()}
+	for n, catalog := range inv.sources {
+		if !t.follows(n) {
+			continue
+		}
+		for _, leaf := range catalog.Leaves(catalog.Table(t.name)) {
+			out.Bytes += leaf.Bytes
+			out.Rows += max(leaf.Rows, 0)
+		}
+	}
+	return out
+}
+
+func (p *planner) checkLookup(ctx context.Context, inv *inventory, t *moved) {
+	if t.query == nil {
+		return
+	}
+	err := p.on(ctx, p.Source.Shards[0], pg.Reader, func(conn *pgx.Conn) error {
+		d, err := lookup.Validate(ctx, conn.PgConn(), t.query.SQL)
+		if err != nil {
+			return err
+		}
+		for _, what := range d.Problems {
+			found := lookupProblem(t.name.String(), what)
+			p.problem(found.Table, found.What, found.Hint)
+		}
+		return nil
+	})
+	if err != nil {
+		p.problem(t.name.String(), "lookup_query: "+err.Error(), "")
+	}
+	for _, name := range t.reads {
+		if inv.byName[name] == nil {
+			p.problem(t.name.String(), fmt.Sprintf("its lookup_query reads %s, which is not moved", name), "move the mapping table too, as an omnisharded or a sharded one")
+		}
+	}
+}
+
+// checkOwners: publishing a table and putting a trigger on it need its owner. It does not need the rules.
+func (p *planner) checkOwners(ctx context.Context, inv *inventory, source int) {
+	where := fmt.Sprintf("source shard %d", source)
+	err := p.on(ctx, p.Source.Shards[source], pg.Reader, func(conn *pgx.Conn) error {
+		return p.checkOwned(ctx, where, conn, p.movedOIDs(inv.sources[source]))
+	})
+	if err != nil {
+		p.problem(where, "owners cannot be read: "+oneLine(err), "")
+	}
+}
+
+// movedOIDs are the tables the move takes, with their partitions, whether or not a rule covers them.
+func (p *planner) movedOIDs(c *pg.Catalog) (oids []uint32) {
+	for _, t := range c.Roots() {
+		if !p.matches(t.Name) || t.Persistence != 'p' {
+			continue
+		}
+		for _, part := range c.Tree(t) {
+			oids = append(oids, part.OID)
+		}
+	}
+	return oids
+}
+
+const selectForeignOwned = `select n.nspname, c.relname, o.rolname, o.rolsuper, not pg_has_role(c.relowner, 'usage'), current_user::text
+	from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_roles o on o.oid = c.relowner
+	where c.oid = any($1) and (not pg_has_role(c.relowner, 'usage') or row_security_active(c.oid)) order by 1, 2`
+
+// checkOwned names tables the role does not own, and those whose row security it is under although it does.
+func (p *planner) checkOwned(ctx context.Context, where string, conn *pgx.Conn, oids []uint32) error {
+	rows, err := conn.Query(ctx, selectForeignOwned, oids)
+	if err != nil {
+		return err
+	}
+	var name pg.Name
+	var owner, user string
+	var super, foreign bool
+	_, err = pgx.ForEachRow(rows, []any{&name.Schema, &name.Table, &owner, &super, &foreign, &user}, func() error {
+		hint := fmt.Sprintf("grant %s to %s", ident(owner), ident(user))
+		if super { // membership would hand out far more than this table
+			hint = fmt.Sprintf("alter table %s owner to %s, or to a role it is a member of", name.SQL(), ident(user))
+		}
+		if foreign {
+			p.problem(where, fmt.Sprintf("role %s does not own %s", user, name), hint)
+		} else {
+			p.problem(where, fmt.Sprintf("row security of %s is forced and would hide rows from role %s", name, user), fmt.Sprintf("alter role %s bypassrls", ident(user)))
+		}
+		return nil
+	})
+	return err
+}
+
+func (p *planner) checkIdentity(inv *inventory, leaf *pg.Table, source int) {
+	if p.SetIdentity || !p.needsFull(inv, leaf, source) {
+		p.noteLoose(inv, leaf, source)
+		return
+	}
+	what := "without a usable replica identity the application's own UPDATE and DELETE would fail once it is published"
+	if len(leaf.Logged) > 0 {
+		what = "its replica identity does not carry the sharding key, and with several sources an old row must tell whose it is"
+	}
+	p.problem(leaf.Name.String(), what, fmt.Sprintf(`alter table %s replica identity full, or set [tables] replica_identity = "full"`, leaf.Name.SQL()))
+}
+
+// noteLoose says what it costs when the log does not tell which shard an old row is on.
+func (p *planner) noteLoose(inv *inventory, leaf *pg.Table, source int) {
+	t := inv.tableOf(leaf, source)
+	if source != 0 || t == nil || t.rule.Omni || t.query != nil || logsAll(leaf, t.rule.Columns) {
+		return
+	}
+	p.note("%s: its replica identity does not carry the sharding key (%s): each DELETE is asked of every shard, and an UPDATE that changes the key "+
+		"makes the stream search row by row; alter table %s replica identity full avoids it", leaf.Name, strings.Join(t.rule.Columns, ", "), leaf.Name.SQL())
+}
+
+// checkExisting compares tables that are there already with the source's.
+func (p *planner) checkExisting(ctx context.Context, inv *inventory) {
+	for n, shard := range p.Destination.Shards {
+		where := fmt.Sprintf("destination shard %d", n)
+		err := p.on(ctx, shard, pg.Reader, func(conn *pgx.Conn) error {
+			catalog, err := pg.ReadCatalog(ctx, conn)
+			if err != nil {
+				return err
+			}
+			if err := p.checkOwned(ctx, where, conn, p.movedOIDs(catalog)); err != nil {
+				return err
+			}
+			for _, t := range inv.tables {
+				into := catalog.Table(t.name)
+				if into == nil {
+					p.problem(where, fmt.Sprintf("table %s is missing", t.name), "create it, or set [schema] create = true")
+					continue
+				}
+				for _, what := range CompareTables(inv.sources[0].Table(t.name), into) {
+					p.problem(where, fmt.Sprintf("table %s differs: %s", t.name, what), "make it like the source's")
+				}
+				var rows bool
+				err := conn.QueryRow(ctx, "select exists (select from "+t.name.SQL()+")").Scan(&rows)
+				if err != nil && pg.Code(err) != "42501" { // not allowed: checkOwned has said so
+					return err
+				}
+				if rows {
+					p.problem(where, fmt.Sprintf("table %s holds rows", t.name), "empty it")
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			p.problem(where, "its tables cannot be read: "+err.Error(), "")
+		}
+	}
+}
+
+// notMoved lists tables the move leaves out although the configuration's patterns take them.
+func (p *planner) notMoved(inv *inventory) {
+	var unlogged []string
+	for _, t := range inv.sources[0].Roots() {
+		if t.Persistence != 'p' && p.matches(t.Name) {
+			unlogged = append(unlogged, t.Name.String())
+		}
+	}
+	slices.Sort(unlogged)
+	if len(unlogged) > 0 {
+		p.note("not moved, because their changes are not in the log: unlogged %s", strings.Join(unlogged, ", "))
+	}
+}

@@ -1,0 +1,132 @@
+package move
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"pgreshard/checkpoints"
+	"pgreshard/pg"
+)
+
+// Status reads the bookkeeping tables, whether or not a worker runs. A shard that does not answer is named in it; where
+// that is the home, which knows most, what the others tell comes with an error.
+func (m *Move) Status(ctx context.Context) (Status, error) {
+	m.lookAtNodes(ctx)
+	if why, silent := m.silent(node{number: 0}); silent {
+		m.setServing(0)
+		s := m.Snapshot()
+		s.SafeToCutOver.Because = s.Waiting
+		return s, fmt.Errorf("%s does not answer: %s; hint: the move's state is kept there: bring it back, and ask again",
+			m.nodeWords(node{number: 0}), why)
+	}
+	known, err := m.find(ctx)
+	if err != nil {
+		return Status{}, err
+	}
+	if known == nil {
+		return Status{}, ErrNoMove
+	}
+	m.setState(known.State)
+	m.mu.Lock()
+	m.failure = known.Error
+	m.mu.Unlock()
+	if version, err := m.readServing(ctx); err == nil && version != 0 {
+		m.setServing(version)
+	}
+	s := m.Snapshot()
+	lease, err := m.lease(ctx)
+	switch {
+	case err != nil:
+		return s, err
+	case lease.Live():
+		s.Worker = fmt.Sprintf("pid %d on %s, last heard %.0f s ago", lease.PID, lease.Host, lease.Age.Seconds())
+		s.Address = lease.Address
+	default:
+		s.SafeToCutOver = SafeToCutOver{Because: append([]string{"no worker runs"}, s.Waiting...)}
+	}
+	s.Streams = m.storedStreams(ctx, s.Streams)
+	return s, ctx.Err()
+}
+
+// silent says whether a node did not answer when last looked at, and why.
+func (m *Move) silent(n node) (why string, silent bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	why, silent = m.health.silent[n]
+	return why, silent
+}
+
+func (m *Move) lease(ctx context.Context) (lease *checkpoints.Lease, err error) {
+	err = m.home(ctx, func(conn *pgx.Conn) error {
+		lease, err = checkpoints.ReadLease(ctx, conn, m.Name)
+		return err
+	})
+	return lease, err
+}
+
+const selectBehindInsert = `select (pg_current_wal_insert_lsn() - $1::text::pg_lsn)::bigint`
+
+// storedStreams adds to what each source's slot tells what the shards' checkpoints tell, where all of them answer. A node
+// may have gone since it was looked at: what it would have told stays unknown.
+func (m *Move) storedStreams(ctx context.Context, fromSlots []StreamStatus) (out []StreamStatus) {
+	for n := range m.Source.Shards {
+		s := StreamStatus{Source: n}
+		for _, t := range fromSlots {
+			if t.Source == n {
+				s = t
+			}
+		}
+		low, known := m.storedPosition(ctx, n)
+		if known {
+			s.Applied = low.String()
+			s.LagBytes = m.storedLag(ctx, n, low)
+		}
+		if known || s.Confirmed != "" {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// storedLag is the log a source has written behind a position, nil where it does not answer.
+func (m *Move) storedLag(ctx context.Context, source int, at pg.LSN) *int64 {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	var behind int64
+	if _, silent := m.silent(node{true, source}); silent {
+		return nil
+	}
+	err := m.source(ctx, source, func(conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, selectBehindInsert, at.String()).Scan(&behind)
+	})
+	if err != nil {
+		return nil
+	}
+	return &behind
+}
+
+// storedPosition is the lowest of a source's checkpoints; known is false where a shard has none or does not answer.
+func (m *Move) storedPosition(ctx context.Context, source int) (low pg.LSN, known bool) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	for shard := range m.Destination.Shards {
+		if _, silent := m.silent(node{number: shard}); silent {
+			return 0, false
+		}
+		var at pg.LSN
+		var ok bool
+		err := m.dest(ctx, shard, func(conn *pgx.Conn) (err error) {
+			at, ok, err = m.stream(source).Position(ctx, conn)
+			return err
+		})
+		if err != nil || !ok {
+			return 0, false
+		}
+		if low == 0 || at < low {
+			low = at
+		}
+	}
+	return low, true
+}

@@ -1,0 +1,167 @@
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Application is the workload's application while its database is moved: it writes to the sources, and to the shards
+// from the moment the layout record of the first of them says that the second layout serves. In that layout users and
+// documents live with their tenant's parent, items with their order's tenant, all else by its own key.
+type Application struct {
+	Sources, Shards []*DB
+	Load            *Workload
+
+	serving atomic.Int64
+	places  *Places
+}
+
+// NewApplication makes the workload and fills the sources, which have its tables. Without a seed it takes one and logs it.
+func NewApplication(t testing.TB, sources, shards []*DB, o WorkloadOptions) *Application {
+	t.Helper()
+	a := &Application{Sources: sources, Shards: shards, places: NewPlaces(t)}
+	a.serving.Store(1)
+	if o.Seed == 0 {
+		o.Seed = rand.Uint64()
+	}
+	t.Logf("seed %d", o.Seed)
+	o.Target, o.All, o.Omni = a.target, a.all, []string{"tenants"}
+	a.Load = NewWorkload(o)
+	fill := FillSizes{Users: 20, Orders: 30, Items: 3, Documents: 20, Events: 20, Countries: 50}
+	if err := a.Load.Fill(t.Context(), fill); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func (a *Application) moved() bool { return a.serving.Load() == 2 }
+
+// target sends a tenant's rows to the layout the application follows.
+func (a *Application) target(ctx context.Context, table string, tenant int64) (string, error) {
+	dbs := a.Sources
+	if a.moved() {
+		dbs = a.Shards
+	}
+	typ, key := "bigint", strconv.FormatInt(tenant, 10)
+	switch {
+	case table == "events":
+		typ, key = "uuid", EventTenant(tenant)
+	case (table == "users" || table == "documents") && a.moved():
+		key = strconv.FormatInt(RootTenant(tenant), 10)
+	}
+	shard, err := a.places.Of(context.WithoutCancel(ctx), typ, key, len(dbs))
+	return dbs[shard].URL(), err
+}
+
+func (a *Application) all(context.Context) (urls []string, err error) {
+	dbs := a.Sources
+	if a.moved() {
+		dbs = a.Shards
+	}
+	for _, db := range dbs {
+		urls = append(urls, db.URL())
+	}
+	return urls, nil
+}
+
+// follow looks at the layout record until the second layout serves.
+func (a *Application) follow(ctx context.Context) {
+	conn, err := pgx.Connect(ctx, a.Shards[0].URL())
+	if err != nil {
+		return
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	for ctx.Err() == nil && !a.moved() {
+		var version int64
+		if err := conn.QueryRow(ctx, `select version from pgreshard.serving`).Scan(&version); err == nil {
+			a.serving.Store(version)
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Write runs the application until the returned func is called, or the test ends.
+func (a *Application) Write(t testing.TB) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := a.Load.Run(ctx); err != nil {
+			t.Errorf("application: %v", err)
+		}
+	})
+	wg.Go(func() { a.follow(ctx) })
+	once := sync.OnceFunc(func() { cancel(); wg.Wait() })
+	t.Cleanup(once)
+	return once
+}
+
+// Compare finds, by plain SQL alone, any row that is not on both sides.
+func (a *Application) Compare(t testing.TB) {
+	t.Helper()
+	for _, table := range WorkloadTables() {
+		omni := table == "tenants" || table == "countries"
+		if err := SameRows(t.Context(), Conns(t, a.Sources), Conns(t, a.Shards), table, RowsOptions{Omni: omni}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Conns opens a session to each database.
+func Conns(t testing.TB, dbs []*DB) (out []*pgx.Conn) {
+	t.Helper()
+	for _, db := range dbs {
+		out = append(out, db.Conn(t))
+	}
+	return out
+}
+
+// errUndo rolls a transaction back that did what it was for.
+var errUndo = errors.New("undo")
+
+// Placed looks for rows on a shard that PostgreSQL's hash partitioning, or their mapping, does not name.
+func (a *Application) Placed(t testing.TB) {
+	t.Helper()
+	n := len(a.Shards)
+	for shard, db := range a.Shards {
+		is := func(table, key string) string {
+			return fmt.Sprintf("satisfies_hash_partition('%s'::regclass, %d, %d, %s)", table, n, shard, key)
+		}
+		parent := is("of_bigint", "coalesce(t.parent_tenant_id, t.id)")
+		for table, wrong := range map[string]string{
+			"orders":      "from orders where not " + is("of_bigint", "tenant_id"),
+			"documents":   "from documents d left join tenants t on t.id = d.tenant_id where t.id is null or not " + parent,
+			"events":      "from events where not " + is("of_uuid", "tenant_id"),
+			"users":       "from users u left join tenants t on t.id = u.tenant_id where t.id is null or not " + parent,
+			"order_items": "from order_items i left join orders o on o.id = i.order_id where o.id is null",
+		} {
+			var got int
+			err := pgx.BeginFunc(t.Context(), db.Conn(t), func(tx pgx.Tx) error {
+				if _, err := tx.Exec(t.Context(), hashed); err != nil {
+					return err
+				}
+				if err := tx.QueryRow(t.Context(), "select count(*) "+wrong).Scan(&got); err != nil {
+					return err
+				}
+				return errUndo
+			})
+			if !errors.Is(err, errUndo) {
+				t.Fatal(err)
+			}
+			if got != 0 {
+				t.Errorf("shard %d holds %d rows of %s that are not its own", shard, got, table)
+			}
+		}
+	}
+}
