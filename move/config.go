@@ -31,6 +31,7 @@ type Config struct {
 
 	BatchBytes int
 	BatchDelay time.Duration
+	OnDDL      string // DDLStop (also where it is empty), DDLIgnore or DDLExec
 
 	MaxFreeze   time.Duration
 	LockTimeout time.Duration

@@ -334,7 +334,7 @@ func (c *sourceCopy) empty(ctx context.Context, j *job) error {
 
 // load copies chunks under a snapshot; upsert says of a table whether its rows may be there already.
 func (c *sourceCopy) load(ctx context.Context, snapshot string, snap *copier.Snapshot, chunks []*pg.Chunk, upsert func(pg.Name) bool) error {
-	tables, _, err := c.inv.sinkTables(c.n, c.dest)
+	tables, _, err := c.inv.sinkTables(c.n, c.dest, nil)
 	if err != nil {
 		return err
 	}

@@ -12,16 +12,29 @@ import (
 	"pgreshard/verify"
 )
 
-// streamAndCutOver follows every source, and, once the shards are level with them, switches to the new layout.
+// streamAndCutOver follows every source, and, once the shards are level with them, switches to the new layout. Where a
+// source's tables are changed meanwhile, it begins again with the shards changed alike, if on_ddl says so.
 func (m *Move) streamAndCutOver(ctx context.Context, o MigrateOptions) error {
-	inv, err := m.takeInventory(ctx)
-	if err != nil {
-		return err
+	for {
+		inv, e, err := m.readSources(ctx)
+		if err != nil {
+			return err
+		}
+		err = m.followAndCutOver(ctx, inv, e, o)
+		var ddl *DDLError
+		switch {
+		case e.ended:
+			if err := m.endEvolution(ctx, e); err != nil {
+				return err
+			}
+		case m.OnDDL != DDLIgnore && m.OnDDL != DDLExec || !errors.As(err, &ddl):
+			return err
+		}
 	}
-	if err := m.acceptDrift(ctx, inv); err != nil {
-		return err
-	}
-	followers, err := m.newFollowers(ctx, inv)
+}
+
+func (m *Move) followAndCutOver(ctx context.Context, inv *inventory, e *evolution, o MigrateOptions) error {
+	followers, err := m.newFollowers(ctx, inv, e)
 	if err != nil {
 		return err
 	}
@@ -34,13 +47,13 @@ func (m *Move) streamAndCutOver(ctx context.Context, o MigrateOptions) error {
 	}
 	g.Go(func() error {
 		defer stop()
-		return m.conduct(following, inv, followers, o)
+		return m.conduct(following, inv, e, followers, o)
 	})
 	err = g.Wait()
 	if errors.Is(err, context.Canceled) && ctx.Err() == nil && m.servingVersion() == m.Destination.Layout {
 		return nil
 	}
-	return err
+	return m.changedBelow(ctx, inv, e, err)
 }
 
 func (m *Move) forgetFollowers() {
@@ -51,7 +64,10 @@ func (m *Move) forgetFollowers() {
 
 // conduct arms the sources, waits until they are followed closely, and tries the cutover up to the configured number
 // of times.
-func (m *Move) conduct(ctx context.Context, inv *inventory, followers []*follower, o MigrateOptions) error {
+func (m *Move) conduct(ctx context.Context, inv *inventory, e *evolution, followers []*follower, o MigrateOptions) error {
+	if err := m.pass(ctx, e, followers); err != nil {
+		return err
+	}
 	if err := m.finishUnique(ctx, inv, followers); err != nil {
 		return err
 	}
@@ -69,7 +85,7 @@ func (m *Move) conduct(ctx context.Context, inv *inventory, followers []*followe
 			return ctx.Err()
 		}
 	}
-	c := &cutover{Move: m, inv: inv, followers: followers}
+	c := &cutover{Move: m, inv: inv, evolution: e, followers: followers}
 	for attempt := 1; ; attempt++ {
 		if err := m.catchUp(ctx, followers); err != nil {
 			return err
@@ -92,6 +108,7 @@ func (m *Move) conduct(ctx context.Context, inv *inventory, followers []*followe
 type cutover struct {
 	*Move
 	inv       *inventory
+	evolution *evolution
 	followers []*follower
 	keys      []ForeignKey
 	began     time.Time

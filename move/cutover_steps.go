@@ -18,7 +18,7 @@ import (
 // check looks for what would make the freeze fail or last, before anything is refused.
 func (c *cutover) check(ctx context.Context) error {
 	for n := range c.Source.Shards {
-		if err := c.lookForDDL(ctx, c.inv, n); err != nil {
+		if err := c.lookForDDL(ctx, c.inv, c.evolution, n); err != nil {
 			return err
 		}
 	}
@@ -63,17 +63,19 @@ func (c *cutover) rehearse(ctx context.Context) (err error) {
 	if c.proof, err = c.verification(ctx, c.inv); err != nil {
 		return err
 	}
-	bounded, cancel := context.WithTimeout(ctx, hopeless*c.MaxFreeze)
+	limit := max(2*c.MaxFreeze, patience)
+	bounded, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	_, err = verify.Run(bounded, c.proof)
 	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
-		return fmt.Errorf("comparing both sides took more than %d times max_freeze (%s), or waits for a lock, so a freeze would be in vain; hint: raise [cutover] max_freeze, or set verify = false there and run `pgreshard verify` while writers are stopped", hopeless, c.MaxFreeze)
+		return fmt.Errorf("comparing both sides took more than %s, or waits for a lock, and max_freeze is %s, so a freeze would be in vain; hint: raise [cutover] max_freeze, or set verify = false there and run `pgreshard verify` while writers are stopped", limit, c.MaxFreeze)
 	}
 	return err
 }
 
-// hopeless times max_freeze: what takes longer beside the writers does not fit into a freeze without them.
-const hopeless = 2
+// patience with a comparison beside the writers, which is slower than one without them; where twice max_freeze is more,
+// it is that.
+const patience = 10 * time.Second
 
 // readSequences adds a reading of every source's sequences.
 func (c *cutover) readSequences(ctx context.Context, indexed bool) error {

@@ -1,15 +1,25 @@
 package move
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"pgreshard/pg"
+	"pgreshard/sink"
+)
+
+// What a move does about a moved table that was changed on a source ([stream] on_ddl).
+const (
+	DDLStop   = "stop"   // end with an error that says what to run where
+	DDLIgnore = "ignore" // go on where the destination can take the rows as it is
+	DDLExec   = "exec"   // change the destination alike
 )
 
 // DDLError means that a moved table was changed in the source's catalog since the move made its schema. Some of these
@@ -18,168 +28,323 @@ import (
 type DDLError struct {
 	Source  int
 	Changes []string
+	// Statements carry the changes, run on every destination shard; empty where they cannot be carried.
+	Statements []string
 }
 
 func (e *DDLError) Error() string {
-	return fmt.Sprintf("source %d was changed while the move runs: %s; hint: where columns changed, run the same ALTER TABLE on every destination shard "+
-		"and start the same command again; anything else cannot be followed: `cancel` and start the move again", e.Source, strings.Join(e.Changes, "; "))
+	hint := "this cannot be followed: `pgreshard cancel --drop-data` and start the move again"
+	if len(e.Statements) > 0 {
+		hint = "run on every destination shard, then start the same command again (or set [stream] on_ddl = \"exec\"): " + strings.Join(e.Statements, "; ")
+	}
+	return fmt.Sprintf("source %d was changed while the move runs: %s; hint: %s", e.Source, strings.Join(e.Changes, "; "), hint)
 }
 
-// shape is what of a table the stream relies on and the log does not show.
-type shape struct {
-	Name    pg.Name
-	Parent  pg.Name // zero where it is no partition
-	Bound   string
-	Replica string
-	Columns map[string]string // name to type, with generated ones marked
+// evolution is what the shards still lack of the sources' tables as they are now.
+type evolution struct {
+	recorded []shapes // what the shards were made like, by source
+	accepted []shapes // the sources as this run found them
+	changes  [][]change
+	before   []pg.LSN // the sources' positions before they were read
+	after    []pg.LSN // and after: what was changed by then shows in every row beyond
+	run      bool     // the shards are changed by this worker
+	ended    bool     // every stream has passed after, and nothing is applied meanwhile
 }
 
-// shapes are the moved trees of one source, by OID: a table dropped and made again is another table.
-type shapes map[uint32]shape
+// pending says that something is to be done once the streams have passed.
+func (e *evolution) pending() bool {
+	return slices.ContainsFunc(e.changes, func(c []change) bool { return len(c) > 0 })
+}
 
-func (inv *inventory) shapes(source int) shapes {
-	out := shapes{}
-	catalog := inv.sources[source]
-	for _, t := range inv.tables {
-		root := catalog.Table(t.name)
-		if root == nil {
-			continue
+// alike says that the sources do not differ from each other in what was changed: each was changed already.
+func (e *evolution) alike() bool {
+	texts := func(all []change) (out []string) {
+		for _, c := range all {
+			out = append(out, c.Text)
 		}
-		for _, part := range catalog.Tree(root) {
-			s := shape{Name: part.Name, Bound: part.Bound, Replica: string(part.Replica), Columns: map[string]string{}}
-			if parent := catalog.ByOID(part.Parent); parent != nil {
-				s.Parent = parent.Name
-			}
-			for _, c := range part.Columns {
-				s.Columns[c.Name] = c.Type
-				if c.Generated != 0 {
-					s.Columns[c.Name] += " generated"
-				}
-			}
-			out[part.OID] = s
+		return out
+	}
+	for _, c := range e.changes[1:] {
+		if !slices.Equal(texts(c), texts(e.changes[0])) {
+			return false
 		}
+	}
+	return true
+}
+
+// positions are the sources' insert positions.
+func (m *Move) positions(ctx context.Context) ([]pg.LSN, error) {
+	at := make([]pg.LSN, len(m.Source.Shards))
+	return at, m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, `select pg_current_wal_insert_lsn()::text`).Scan(&at[n])
+	})
+}
+
+// readSources takes the inventory and what was changed since the move's schema was made, and lets a stream start: with
+// changes only where on_ddl or the shards themselves allow it, and after the shards take rows of both kinds.
+func (m *Move) readSources(ctx context.Context) (*inventory, *evolution, error) {
+	if err := m.finishEvolution(ctx); err != nil {
+		return nil, nil, err
+	}
+	e := &evolution{}
+	var err error
+	if e.before, err = m.positions(ctx); err != nil {
+		return nil, nil, err
+	}
+	inv, err := m.takeInventory(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if e.after, err = m.positions(ctx); err != nil {
+		return nil, nil, err
+	}
+	if e.recorded, err = m.recorded(ctx, shapesRecorded); err != nil {
+		return nil, nil, err
+	}
+	e.accepted = inv.allShapes()
+	for n, was := range e.recorded {
+		e.changes = append(e.changes, was.changesTo(e.accepted[n]))
+	}
+	if !e.pending() {
+		return inv, e, nil
+	}
+	return inv, e, m.accept(ctx, inv, e)
+}
+
+func (m *Move) accept(ctx context.Context, inv *inventory, e *evolution) error {
+	refused := slices.IndexFunc(e.changes, func(all []change) bool { return slices.ContainsFunc(all, m.refuses) })
+	differs := m.sameOnShards(ctx, inv)
+	switch {
+	case refused < 0 && differs == nil, refused < 0 && m.OnDDL == DDLIgnore: // the shards have them already, or need not have them
+		return nil
+	case refused < 0 && m.OnDDL == DDLExec:
+		e.run = true
+		return m.runEarly(ctx, e)
+	}
+	n := max(refused, 0)
+	for len(e.changes[n]) == 0 {
+		n++
+	}
+	return e.error(n, differs)
+}
+
+// refuses says that a change keeps the move from going on.
+func (m *Move) refuses(c change) bool {
+	if m.OnDDL != DDLIgnore {
+		return c.Why != ""
+	}
+	switch c.Kind {
+	case columnDropped, columnRetyped, columnLoosened, columnTightened, columnDefaulted:
+		return c.Why != ""
+	}
+	return true
+}
+
+// error names what was changed on a source.
+func (e *evolution) error(n int, differs error) *DDLError {
+	out := &DDLError{Source: n}
+	carried := true
+	for _, c := range e.changes[n] {
+		text := c.Text
+		if c.Why != "" && c.Kind != other {
+			text += " (" + c.Why + ")"
+		}
+		out.Changes = append(out.Changes, text)
+		carried = carried && c.Why == ""
+	}
+	if carried {
+		for _, c := range e.changes[n] {
+			out.Statements = append(out.Statements, c.statements(tableOf(e.recorded[n], c.Table))...)
+		}
+	}
+	if differs != nil {
+		out.Changes = append(out.Changes, differs.Error())
 	}
 	return out
 }
 
-func shapesKey(source int) string { return fmt.Sprintf("shapes_%d", source) }
-
-// recordShapes remembers what every source's moved tables look like.
-func (m *Move) recordShapes(ctx context.Context, inv *inventory) error {
-	for n := range inv.sources {
-		all := inv.shapes(n)
-		if err := m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetDetail(ctx, conn, shapesKey(n), all) }); err != nil {
-			return err
+// tableOf is a table as a shape has it, as far as change.early looks.
+func tableOf(s shapes, name pg.Name) *pg.Table {
+	t := &pg.Table{Name: name}
+	for _, is := range s.Tables {
+		if is.Name == name {
+			for _, c := range is.Columns {
+				t.Columns = append(t.Columns, pg.Column{Name: c.Name, Type: c.Type, NotNull: c.NotNull})
+			}
 		}
 	}
-	return nil
+	return t
 }
 
-// drift compares a source's catalog as it is now with what was recorded. columns says that nothing but columns changed.
-func (m *Move) drift(ctx context.Context, inv *inventory, source int) (changes []string, columns bool, err error) {
-	var was shapes
-	if err := m.detail(ctx, shapesKey(source), &was); err != nil {
-		return nil, false, err
-	}
-	changes, columns = was.changed(inv.shapes(source))
-	return changes, columns, nil
+// runEarly lets every shard take rows of both kinds.
+func (m *Move) runEarly(ctx context.Context, e *evolution) error {
+	return m.onShards(ctx, e.changes, func(c *change, into *pg.Table) []string { return c.early(into) })
 }
 
-func (was shapes) changed(now shapes) (changes []string, columns bool) {
-	columns = true
-	add := func(s string) { changes, columns = append(changes, s), false }
-	for oid, old := range was {
-		s, ok := now[oid]
-		switch {
-		case !ok:
-			add(old.Name.String() + " was dropped, detached or made again")
-		case s.Name != old.Name:
-			add(fmt.Sprintf("%s was renamed to %s", old.Name, s.Name))
-		case s.Parent != old.Parent || s.Bound != old.Bound:
-			add(old.Name.String() + " was attached or detached as a partition")
-		case s.Replica != old.Replica:
-			add("the replica identity of " + old.Name.String() + " was changed")
-		case !maps.Equal(s.Columns, old.Columns):
-			changes = append(changes, old.Name.String()+": "+columnChanges(old.Columns, s.Columns))
-		}
-	}
-	for oid, s := range now {
-		if _, ok := was[oid]; !ok {
-			add(s.Name.String() + " was made or attached")
-		}
-	}
-	slices.Sort(changes)
-	return changes, columns && len(changes) > 0
-}
-
-func columnChanges(was, now map[string]string) string {
-	var out []string
-	for name, typ := range was {
-		switch now[name] {
-		case typ:
-		case "":
-			out = append(out, fmt.Sprintf("column %q was dropped or renamed", name))
-		default:
-			out = append(out, fmt.Sprintf("column %q was %s and is %s", name, typ, now[name]))
-		}
-	}
-	for name, typ := range now {
-		if was[name] == "" {
-			out = append(out, fmt.Sprintf("column %q (%s) was added", name, typ))
-		}
-	}
-	slices.Sort(out)
-	return strings.Join(out, ", ")
-}
-
-// acceptDrift lets a stream start: it refuses a changed catalog, save where columns changed and every shard's table
-// has been changed alike since.
-func (m *Move) acceptDrift(ctx context.Context, inv *inventory) error {
-	changed := false
-	for n := range inv.sources {
-		changes, columns, err := m.drift(ctx, inv, n)
-		if err != nil {
-			return err
-		}
-		if len(changes) == 0 {
-			continue
-		}
-		if !columns {
-			return &DDLError{n, changes}
-		}
-		if err := m.sameOnShards(ctx, inv, n); err != nil {
-			return &DDLError{n, append(changes, err.Error())}
-		}
-		changed = true
-	}
-	if !changed {
-		return nil
-	}
-	return m.recordShapes(ctx, inv)
-}
-
-// sameOnShards says what a shard's tables still have differently from a source's.
-func (m *Move) sameOnShards(ctx context.Context, inv *inventory, source int) error {
+// onShards runs on every shard what the changes of all sources ask for there, each once.
+func (m *Move) onShards(ctx context.Context, changes [][]change, statements func(*change, *pg.Table) []string) error {
 	return m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		catalog, err := pg.ReadCatalog(ctx, conn)
 		if err != nil {
 			return err
 		}
-		for _, t := range inv.tables {
-			into := catalog.Table(t.name)
-			if into == nil {
-				return fmt.Errorf("shard %d has no %s", n, t.name)
+		var run []string
+		for source, all := range changes {
+			all = slices.Clone(all)
+			slices.SortStableFunc(all, func(a, b change) int { return cmp.Compare(a.order(), b.order()) })
+			for i := range all {
+				into := catalog.Table(all[i].Table)
+				if into == nil && all[i].Kind != labelAdded {
+					return &DDLError{Source: source, Changes: []string{fmt.Sprintf("shard %d has no table %s", n, all[i].Table)}}
+				}
+				for _, sql := range statements(&all[i], into) {
+					if !slices.Contains(run, sql) {
+						run = append(run, sql)
+					}
+				}
 			}
-			if what := CompareTables(inv.sources[source].Table(t.name), into); len(what) > 0 {
-				return fmt.Errorf("on shard %d %s differs: %s", n, t.name, strings.Join(what, ", "))
+		}
+		for _, sql := range run { // one by one: a label may be used only when it is committed, and each may be repeated
+			if _, err := conn.PgConn().Exec(ctx, sql).ReadAll(); err != nil {
+				return &DDLError{Changes: []string{fmt.Sprintf("on shard %d, %s: %v", n, sql, err)}}
+			}
+			m.log.Info("the shard was changed as the source was", "shard", n, "sql", sql)
+		}
+		return nil
+	})
+}
+
+// order puts renames before what names the column anew.
+func (c *change) order() int {
+	switch c.Kind {
+	case columnDropped:
+		return 0
+	case columnRenamed:
+		return 1
+	}
+	return 2
+}
+
+// errPassed ends the streams of a run: they have passed what was changed, and the shards' tables are changed to the end.
+var errPassed = errors.New("the streams have passed what was changed")
+
+// pass waits until every stream has passed the changes that are pending; then it gives errPassed.
+func (m *Move) pass(ctx context.Context, e *evolution, followers []*follower) error {
+	if !e.pending() {
+		return nil
+	}
+	for told := false; !e.alike(); told = true {
+		if !told {
+			m.log.Warn("not every source was changed alike yet; the cutover waits for that", "source 0", fmt.Sprint(e.error(0, nil).Changes))
+		}
+		if err := sleep(ctx, time.Second); err != nil { // lookForDDL ends this when one is changed
+			return err
+		}
+	}
+	for _, f := range followers {
+		for f.sink.Applied() < e.after[f.source] {
+			if err := f.reach(ctx, time.Now().Add(time.Second)); err != nil {
+				return err
+			}
+		}
+	}
+	e.ended = true
+	return errPassed
+}
+
+// endEvolution records that every stream has passed the changes, and ends them.
+func (m *Move) endEvolution(ctx context.Context, e *evolution) error {
+	if !e.run {
+		return m.record(ctx, shapesRecorded, e.accepted)
+	}
+	if err := m.record(ctx, shapesAhead, e.accepted); err != nil {
+		return err
+	}
+	return m.finishEvolution(ctx)
+}
+
+// finishEvolution changes the shards' tables to the end, as far as it was begun.
+func (m *Move) finishEvolution(ctx context.Context) error {
+	ahead, err := m.recorded(ctx, shapesAhead)
+	if err != nil || ahead == nil {
+		return err
+	}
+	was, err := m.recorded(ctx, shapesRecorded)
+	if err != nil {
+		return err
+	}
+	var changes [][]change
+	for n := range was {
+		changes = append(changes, was[n].changesTo(ahead[n]))
+	}
+	if err := m.onShards(ctx, changes, func(c *change, into *pg.Table) []string { return c.late(into) }); err != nil {
+		return err
+	}
+	return errors.Join(m.record(ctx, shapesRecorded, ahead), m.record(ctx, shapesAhead, nil))
+}
+
+// renamed are the columns of a table that rows of a source call otherwise than the shards do: at first those from after
+// the change, and, once the shards have the new name, those from before.
+func (e *evolution) renamed(source int, into *pg.Table) map[string]string {
+	if e == nil {
+		return nil
+	}
+	out := map[string]string{}
+	for _, c := range e.changes[source] {
+		if c.Table != into.Name || c.Kind != columnRenamed {
+			continue
+		}
+		if _, there := into.Column(c.Was.Name); there {
+			out[c.Now.Name] = c.Was.Name
+		} else {
+			out[c.Was.Name] = c.Now.Name
+		}
+	}
+	return out
+}
+
+// adapt tells a table of the stream what its rows from before the changes may carry.
+func (e *evolution) adapt(source int, t *sink.Table) {
+	if e == nil || len(e.changes[source]) == 0 {
+		return
+	}
+	t.Before, t.Gone = e.before[source], map[string]bool{}
+	for _, c := range e.changes[source] {
+		if c.Table == t.Source && c.Kind == columnDropped {
+			t.Gone[c.Was.Name] = true
+		}
+	}
+}
+
+// sameOnShards says what a shard's tables still have differently from the sources'.
+func (m *Move) sameOnShards(ctx context.Context, inv *inventory) error {
+	return m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		catalog, err := pg.ReadCatalog(ctx, conn)
+		if err != nil {
+			return err
+		}
+		for source := range inv.sources {
+			for _, t := range inv.tables {
+				into := catalog.Table(t.name)
+				if into == nil {
+					return fmt.Errorf("shard %d has no %s", n, t.name)
+				}
+				if what := CompareTables(inv.sources[source].Table(t.name), into); len(what) > 0 {
+					return fmt.Errorf("on shard %d %s differs: %s", n, t.name, strings.Join(what, ", "))
+				}
+			}
+			for name, labels := range inv.sources[source].Enums {
+				if there, ok := catalog.Enums[name]; ok && !slices.Equal(there, labels) {
+					return fmt.Errorf("on shard %d type %s has other labels", n, name)
+				}
 			}
 		}
 		return nil
 	})
 }
 
-// lookForDDL is acceptDrift's question while a stream runs: any change stops it.
-func (m *Move) lookForDDL(ctx context.Context, inv *inventory, source int) error {
+// changedSince says what of a source differs from what this run found.
+func (m *Move) changedSince(ctx context.Context, inv *inventory, e *evolution, source int) (*DDLError, error) {
 	now := *inv
 	now.sources = slices.Clone(inv.sources)
 	err := m.source(ctx, source, func(conn *pgx.Conn) (err error) {
@@ -187,16 +352,47 @@ func (m *Move) lookForDDL(ctx context.Context, inv *inventory, source int) error
 		return err
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	changes, _, err := m.drift(ctx, &now, source)
+	since := &evolution{recorded: e.accepted, changes: make([][]change, len(inv.sources))}
+	since.changes[source] = e.accepted[source].changesTo(now.shapes(source))
 	for _, t := range now.sources[source].Roots() {
 		if m.matches(t.Name) && t.Persistence == 'p' && inv.byName[t.Name] == nil {
-			changes = append(changes, "table "+t.Name.String()+" was made")
+			since.changes[source] = append(since.changes[source], change{Table: t.Name, Text: "table " + t.Name.String() + " was made", Why: "it cannot be followed"})
 		}
 	}
-	if err == nil && len(changes) > 0 {
-		return &DDLError{source, changes}
+	if len(since.changes[source]) == 0 {
+		return nil, nil
+	}
+	return since.error(source, nil), nil
+}
+
+// lookForDDL is asked while a stream runs: any change ends it.
+func (m *Move) lookForDDL(ctx context.Context, inv *inventory, e *evolution, source int) error {
+	found, err := m.changedSince(ctx, inv, e, source)
+	if err != nil || found == nil {
+		return err
+	}
+	return found
+}
+
+// mayBeDDL says that an error may come of a change that the catalog tells of and the stream met first.
+func mayBeDDL(err error) bool {
+	var ddl *DDLError
+	var schema *sink.SchemaError
+	code := pg.Code(err)
+	return errors.As(err, &ddl) || errors.As(err, &schema) || code != "" && slices.Contains([]string{"22", "23", "42"}, code[:2])
+}
+
+// changedBelow looks, after a stream has ended with an error, whether a source was changed: that is then the error.
+func (m *Move) changedBelow(ctx context.Context, inv *inventory, e *evolution, err error) error {
+	if !mayBeDDL(err) || ctx.Err() != nil {
+		return err
+	}
+	for n := range inv.sources {
+		if found := m.lookForDDL(ctx, inv, e, n); found != nil {
+			return found
+		}
 	}
 	return err
 }

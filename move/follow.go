@@ -18,23 +18,24 @@ import (
 
 // follower carries one source's changes to the shards: a replicator and a sink that live and end together.
 type follower struct {
-	move   *Move
-	inv    *inventory
-	source int
-	sink   *sink.Stream
-	reader atomic.Pointer[replicator.Stream] // of the present run
-	behind lagMeter
+	move      *Move
+	inv       *inventory
+	evolution *evolution
+	source    int
+	sink      *sink.Stream
+	reader    atomic.Pointer[replicator.Stream] // of the present run
+	behind    lagMeter
 }
 
 // newFollowers readies every source's stream: how each table is written, and what a resumed copy left it to know.
-func (m *Move) newFollowers(ctx context.Context, inv *inventory) ([]*follower, error) {
+func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) ([]*follower, error) {
 	dest, err := m.destCatalog(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var all []*follower
 	for n := range m.Source.Shards {
-		tables, leaves, err := inv.sinkTables(n, dest)
+		tables, leaves, err := inv.sinkTables(n, dest, e)
 		if err != nil {
 			return nil, err
 		}
@@ -64,7 +65,7 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory) ([]*follower, e
 			}
 			s.Settle = func(ctx context.Context, t *sink.Table) error { return m.settle(ctx, n, t) }
 		}
-		all = append(all, &follower{move: m, inv: inv, source: n, sink: s})
+		all = append(all, &follower{move: m, inv: inv, evolution: e, source: n, sink: s})
 	}
 	m.mu.Lock()
 	m.followers = all
@@ -150,7 +151,7 @@ func (f *follower) watch(ctx context.Context) error {
 			return err
 		}
 		if n%12 == 8 {
-			if err := f.move.lookForDDL(ctx, f.inv, f.source); err != nil {
+			if err := f.move.lookForDDL(ctx, f.inv, f.evolution, f.source); err != nil {
 				return err
 			}
 		}

@@ -88,7 +88,7 @@ func (inv *inventory) placing(name pg.Name, dest *pg.Catalog) (*sink.Table, erro
 	if into == nil {
 		into = root
 	}
-	return t.sinkTable(root, root, into)
+	return t.sinkTable(root, root, into, nil)
 }
 
 // node is the host and port a shard's address leads to, without asking it.

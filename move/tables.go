@@ -1,6 +1,7 @@
 package move
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path"
@@ -178,7 +179,7 @@ func (inv *inventory) leaves(source int) (leaves []*pg.Table) {
 }
 
 // sinkTables makes, for one source, how each leaf's changes are written, by the leaf's OID.
-func (inv *inventory) sinkTables(source int, dest *pg.Catalog) (map[uint32]*sink.Table, map[uint32]pg.Name, error) {
+func (inv *inventory) sinkTables(source int, dest *pg.Catalog, e *evolution) (map[uint32]*sink.Table, map[uint32]pg.Name, error) {
 	tables, leaves := map[uint32]*sink.Table{}, map[uint32]pg.Name{}
 	for _, t := range inv.tables {
 		if !t.follows(source) {
@@ -190,10 +191,11 @@ func (inv *inventory) sinkTables(source int, dest *pg.Catalog) (map[uint32]*sink
 		}
 		var shared *sink.Table
 		for _, leaf := range inv.sources[source].Leaves(root) {
-			st, err := t.sinkTable(root, leaf, into)
+			st, err := t.sinkTable(root, leaf, into, e.renamed(source, into))
 			if err != nil {
 				return nil, nil, err
 			}
+			e.adapt(source, st)
 			if shared == nil {
 				shared = st
 			} else if !slices.Equal(shared.Logged, st.Logged) {
@@ -217,16 +219,20 @@ func common(a, b []int) (out []int) {
 	return out
 }
 
-// sinkTable matches a leaf's columns to the destination's by name.
-func (t *moved) sinkTable(root, leaf, into *pg.Table) (*sink.Table, error) {
-	st := &sink.Table{Source: t.name, Dest: into.Name, Rule: t.rule, Query: t.query, AskAll: t.asked, Feeds: t.feeds, WithMapping: t.withMapping}
+// sinkTable matches a leaf's columns to the destination's by name; renamed tells which the source calls otherwise.
+func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string) (*sink.Table, error) {
+	st := &sink.Table{Source: t.name, Dest: into.Name, Rule: t.rule, Query: t.query, AskAll: t.asked, Feeds: t.feeds, WithMapping: t.withMapping, Renamed: renamed}
+	called := map[string]bool{}
+	for _, c := range root.Columns {
+		called[cmp.Or(renamed[c.Name], c.Name)] = true
+	}
 	for _, c := range into.Columns {
-		if _, ok := root.Column(c.Name); ok && c.Generated == 0 {
+		if called[c.Name] && c.Generated == 0 {
 			st.Columns = append(st.Columns, c)
 		}
 	}
 	at := func(name string) int {
-		return slices.IndexFunc(st.Columns, func(c pg.Column) bool { return c.Name == name })
+		return slices.IndexFunc(st.Columns, func(c pg.Column) bool { return c.Name == cmp.Or(renamed[name], name) })
 	}
 	names := func(from *pg.Table, columns []int) (out []int) {
 		for _, c := range columns {

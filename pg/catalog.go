@@ -16,7 +16,8 @@ type Querier interface {
 // Catalog is every ordinary and partitioned table of a database outside system schemas and schema pgreshard, as it was
 // when it was read.
 type Catalog struct {
-	Tables []*Table // by schema and name
+	Tables []*Table            // by schema and name
+	Enums  map[string][]string // labels in their order, by the type's name under search_path pg_catalog
 	byName map[Name]*Table
 	byOID  map[uint32]*Table
 }
@@ -45,13 +46,15 @@ select a.attrelid, a.attnum, a.attname, a.atttypid, b.base, a.atttypmod, format_
        case when bt.typcategory = 'A' then bt.typelem else 0 end, t.typarray,
        a.attnotnull, a.attidentity::text, a.attgenerated::text, a.atthasdef and a.attgenerated = '',
        case when a.attcollation <> t.typcollation then quote_ident(cn.nspname) || '.' || quote_ident(co.collname) else '' end,
-       coalesce(co.collisdeterministic, true)
+       coalesce(co.collisdeterministic, true), case when a.attgenerated = '' then coalesce(pg_get_expr(d.adbin, d.adrelid), '') else '' end,
+       case when a.atthasmissing then (a.attmissingval::text::text[])[1] end
   from pg_attribute a
   join pg_class c on c.oid = a.attrelid
   join pg_namespace n on n.oid = c.relnamespace
   join pg_type t on t.oid = a.atttypid
   join base b on b.oid = a.atttypid and b.typbasetype = 0
   join pg_type bt on bt.oid = b.base
+  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
   left join pg_collation co on co.oid = a.attcollation
   left join pg_namespace cn on cn.oid = co.collnamespace
  where a.attnum > 0 and not a.attisdropped and c.relkind in ('r', 'p') and c.relpersistence <> 't'
@@ -68,7 +71,13 @@ select i.indrelid, i.indisprimary, i.indisreplident, x.relname,
    and n.nspname not in ('pg_catalog', 'information_schema', 'pgreshard') and n.nspname !~ '^pg_'
  order by i.indrelid, i.indisprimary desc`
 
-// ReadCatalog reads all tables in three statements. Tables that belong to an extension are left out.
+const selectEnums = `
+select format_type(t.oid, null), array_agg(e.enumlabel::text order by e.enumsortorder)
+  from pg_enum e join pg_type t on t.oid = e.enumtypid join pg_namespace n on n.oid = t.typnamespace
+ where n.nspname not in ('pg_catalog', 'information_schema', 'pgreshard') and n.nspname !~ '^pg_'
+ group by t.oid`
+
+// ReadCatalog reads all tables in four statements. Tables that belong to an extension are left out.
 func ReadCatalog(ctx context.Context, q Querier) (*Catalog, error) {
 	c := &Catalog{byName: map[Name]*Table{}, byOID: map[uint32]*Table{}}
 	if err := c.readTables(ctx, q); err != nil {
@@ -80,7 +89,22 @@ func ReadCatalog(ctx context.Context, q Querier) (*Catalog, error) {
 	if err := c.readKeys(ctx, q); err != nil {
 		return nil, fmt.Errorf("read keys from the catalog: %w", err)
 	}
+	if err := c.readEnums(ctx, q); err != nil {
+		return nil, fmt.Errorf("read enumerations from the catalog: %w", err)
+	}
 	return c, nil
+}
+
+func (c *Catalog) readEnums(ctx context.Context, q Querier) error {
+	rows, err := q.Query(ctx, selectEnums)
+	if err != nil {
+		return err
+	}
+	c.Enums = map[string][]string{}
+	var name string
+	var labels []string
+	_, err = pgx.ForEachRow(rows, []any{&name, &labels}, func() error { c.Enums[name] = labels; return nil })
+	return err
 }
 
 func (c *Catalog) readTables(ctx context.Context, q Querier) error {
@@ -115,7 +139,7 @@ func (c *Catalog) readColumns(ctx context.Context, q Querier) error {
 		var k Column
 		var typtype, identity, generated string
 		err := rows.Scan(&table, &k.Num, &k.Name, &k.TypeOID, &k.BaseOID, &k.Typmod, &k.Type, &typtype, &k.ElemOID, &k.ArrayOID,
-			&k.NotNull, &identity, &generated, &k.HasDefault, &k.Collation, &k.Deterministic)
+			&k.NotNull, &identity, &generated, &k.HasDefault, &k.Collation, &k.Deterministic, &k.Default, &k.Missing)
 		if err != nil {
 			return err
 		}

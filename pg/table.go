@@ -26,8 +26,10 @@ type Column struct {
 	Identity      byte // 'a' always, 'd' by default, 0 none
 	Generated     byte // 's' stored, 'v' virtual (18), 0 none
 	HasDefault    bool
-	Collation     string // quoted, schema-qualified; empty where the type has none or the default is used
-	Deterministic bool   // false only for a non-deterministic collation
+	Default       string  // pg_get_expr of the default, under search_path pg_catalog; empty: none
+	Missing       *string // text of the value that rows from before the column was added have; nil: NULL, or no such rows
+	Collation     string  // quoted, schema-qualified; empty where the type has none or the default is used
+	Deterministic bool    // false only for a non-deterministic collation
 }
 
 // SQL is the quoted name.

@@ -15,21 +15,36 @@ type binding struct {
 	same     bool  // order is 0, 1, 2, … over all columns
 }
 
-func bind(t *Table, r *pg.Relation) (*binding, error) {
+// bind finds each column of a relation as it was described at a position of the stream.
+func bind(t *Table, r *pg.Relation, at pg.LSN) (*binding, error) {
 	b := &binding{table: t, relation: r, order: make([]int, len(r.Columns))}
+	unknown := ""
 	for i, c := range r.Columns {
-		b.order[i] = slices.IndexFunc(t.Columns, func(k pg.Column) bool { return k.Name == c.Name })
-		if b.order[i] < 0 {
-			return nil, &SchemaError{Table: t.Source, What: fmt.Sprintf("column %q is on the source and not on the destination", c.Name)}
+		b.order[i] = t.find(c.Name)
+		if b.order[i] < 0 && !t.Gone[c.Name] {
+			unknown = c.Name
 		}
 	}
+	lacking := false
 	for i, c := range t.Columns {
-		if len(r.Columns) < len(t.Columns) && !slices.Contains(b.order, i) && c.NotNull && !c.HasDefault && c.Identity == 0 {
+		if slices.Contains(b.order, i) {
+			continue
+		}
+		lacking = true
+		if c.NotNull && !c.HasDefault && c.Identity == 0 {
 			return nil, &SchemaError{Table: t.Source, What: fmt.Sprintf("column %q is gone from the source", c.Name)}
 		}
 	}
+	if unknown != "" && (lacking || at >= t.Before) { // it may be one of those that lack, under another name
+		return nil, &SchemaError{Table: t.Source, What: fmt.Sprintf("column %q is on the source and not on the destination", unknown)}
+	}
 	b.same = len(r.Columns) == len(t.Columns) && slices.IsSorted(b.order)
 	return b, nil
+}
+
+// find is the index of a column by the source's name for it, -1 where it is not written.
+func (t *Table) find(name string) int {
+	return slices.IndexFunc(t.Columns, func(k pg.Column) bool { return k.Name == name || k.Name == t.Renamed[name] })
 }
 
 // row puts a relation's row into the table's column order. A column the relation does not have (rows from before it was
@@ -43,13 +58,16 @@ func (b *binding) row(r pg.Row) pg.Row {
 		out[i].Kind = pg.Unchanged
 	}
 	for i, d := range r {
-		out[b.order[i]] = d
+		if b.order[i] >= 0 {
+			out[b.order[i]] = d
+		}
 	}
 	return out
 }
 
-// binding finds how a relation is written; a relation the move does not follow is a *SchemaError.
-func (r *router) binding(rel *pg.Relation) (*binding, error) {
+// binding finds how a relation is written in a transaction that commits at a position; a relation the move does not
+// follow is a *SchemaError.
+func (r *router) binding(rel *pg.Relation, at pg.LSN) (*binding, error) {
 	if b := r.bindings[rel.OID]; b != nil && b.relation == rel {
 		return b, nil
 	}
@@ -57,7 +75,7 @@ func (r *router) binding(rel *pg.Relation) (*binding, error) {
 	if t == nil {
 		return nil, &SchemaError{Table: rel.Name, What: "the stream carries a table that was not there when the move was made"}
 	}
-	b, err := bind(t, rel)
+	b, err := bind(t, rel, at)
 	if err == nil {
 		r.bindings[rel.OID] = b
 	}
@@ -75,7 +93,7 @@ func (b *binding) old(c *pg.Change) pg.Row {
 		out[i].Kind = pg.Unchanged
 	}
 	for i, d := range c.Old {
-		if c.Relation.Columns[i].Key {
+		if c.Relation.Columns[i].Key && b.order[i] >= 0 {
 			out[b.order[i]] = d
 		}
 	}

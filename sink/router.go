@@ -103,7 +103,7 @@ func (r *router) change(ctx context.Context, c *pg.Change) error {
 	if c.Op == pg.OpTruncate {
 		return r.apply(ctx, heldChange{kind: c.Op, truncate: c.Truncate, n: r.n})
 	}
-	b, err := r.binding(c.Relation)
+	b, err := r.binding(c.Relation, r.tx.Commit)
 	if err != nil || b == nil || r.tx.Commit < b.table.StartsAt {
 		return err
 	}

@@ -22,6 +22,14 @@ type Table struct {
 	AskAll  bool          // the lookup's tables are sharded: all shards are asked and exactly one must answer
 	Guard   []int         // columns that lookups read: an update that changes one of them would change translations
 
+	// Renamed finds a column that the source calls by another name already: the source's name to the destination's.
+	Renamed map[string]string
+	// Gone are columns the source has no more; what rows from before still carry of them is left out.
+	Gone map[string]bool
+	// Before: what a row of a transaction before this position carries under a name nobody knows was added and dropped
+	// again since, and is left out too.
+	Before pg.LSN
+
 	// Forgive: changes of transactions that end at or before this position may already be in what was copied.
 	Forgive pg.LSN
 	// StartsAt: changes of transactions that commit before this position are in what was copied, exactly.

@@ -2,6 +2,7 @@ package sink
 
 import (
 	"context"
+	"math"
 	"slices"
 
 	"pgreshard/lookup"
@@ -94,14 +95,18 @@ func (r *router) forgetTranslations(t *Table, row pg.Row) {
 // within the block is forgotten when the change passes.
 func (r *router) prefetch(ctx context.Context, b *pg.Block) error {
 	var wanted map[*Table]map[string]bool
+	tx := r.tx
 	for i := range b.Changes {
 		c := &b.Changes[i]
-		if c.New == nil {
+		if c.Op == pg.OpBegin {
+			tx = c.Tx
+		}
+		if c.New == nil || tx == nil {
 			continue
 		}
-		bound, err := r.binding(c.Relation)
+		bound, err := r.binding(c.Relation, tx.Commit)
 		if err != nil {
-			return err
+			continue // change will meet it, at its place
 		}
 		t, row := bound.table, bound.row(c.New)
 		if t.Query == nil || row[t.RuleKey[0]].Kind != pg.Text {
@@ -138,9 +143,9 @@ func (r *router) leaveOutBrought(b *pg.Block, wanted map[*Table]map[string]bool)
 		if c.Op != pg.OpInsert {
 			continue
 		}
-		bound, err := r.binding(c.Relation)
+		bound, err := r.binding(c.Relation, math.MaxUint64)
 		if err != nil {
-			continue // prefetch has met it, or change will
+			continue // change will meet it, or it is one that brings no mapping
 		}
 		row := bound.row(c.New)
 		for _, a := range bound.table.Answers {

@@ -43,7 +43,7 @@ func (c *Config) typed() (move.Config, error) {
 		LookupAttempts: c.General.LookupAttempts,
 
 		CopyWorkers: c.Copy.Workers, CopySources: c.Copy.Sources, CopyFormat: copier.Format(c.Copy.Format),
-		BatchBytes: int(c.Stream.BatchBytes), BatchDelay: time.Duration(c.Stream.BatchDelay),
+		BatchBytes: int(c.Stream.BatchBytes), BatchDelay: time.Duration(c.Stream.BatchDelay), OnDDL: c.Stream.OnDDL,
 
 		MaxFreeze:   time.Duration(c.Cutover.MaxFreeze),
 		LockTimeout: time.Duration(c.Cutover.LockTimeout),
