@@ -21,13 +21,14 @@ func (m *Move) streamAndCutOver(ctx context.Context, o MigrateOptions) error {
 			return err
 		}
 		err = m.followAndCutOver(ctx, inv, e, o)
-		var ddl *DDLError
-		switch {
-		case e.ended:
-			if err := m.endEvolution(ctx, e); err != nil {
-				return err
-			}
-		case m.OnDDL != DDLIgnore && m.OnDDL != DDLExec || !errors.As(err, &ddl):
+		if e.ended {
+			err = m.endEvolution(ctx, e)
+		} else if m.readAgain(err, e) {
+			err = nil
+		} else if err == nil {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -21,6 +21,9 @@ func (c *cutover) check(ctx context.Context) error {
 		if err := c.lookForDDL(ctx, c.inv, c.evolution, n); err != nil {
 			return err
 		}
+		if err := c.strangers(ctx, c.inv, c.evolution, n); err != nil {
+			return err
+		}
 	}
 	err := c.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		all, err := blockers(ctx, conn, time.Second)

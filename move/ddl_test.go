@@ -42,8 +42,9 @@ var ddlSteps = []string{
 	`alter table parts rename note to words; alter table parts drop more; insert into parts values (251, 2, 'r'); update parts set tenant = 3 where id = 251`,
 }
 
-// underDDL is a move that streams while steps are run on the source, one after another and among other writes.
-func underDDL(t *testing.T, mode string, steps []string) (*smallMove, error) {
+// underDDL is a move that streams while steps are run on the source, one after another and among other writes; seen
+// says that each step is to be noticed by itself.
+func underDDL(t *testing.T, mode string, seen bool, steps ...string) (*smallMove, error) {
 	s := newSmallMove(t, 2, "tenant", ddlSchema)
 	s.config.OnDDL = mode
 	ctx, cancel := context.WithCancel(t.Context())
@@ -65,7 +66,11 @@ func underDDL(t *testing.T, mode string, steps []string) (*smallMove, error) {
 					return fmt.Errorf("%s: %w", one, err)
 				}
 			}
-			time.Sleep(time.Duration(i%3) * 50 * time.Millisecond)
+			if seen {
+				time.Sleep(3500 * time.Millisecond) // the catalog is looked at every three seconds
+			} else {
+				time.Sleep(time.Duration(i%3) * 50 * time.Millisecond)
+			}
 		}
 		done.Store(true)
 		return nil
@@ -100,7 +105,8 @@ const catalogOf = `select a.attname, format_type(a.atttypid, a.atttypmod), a.att
 	where a.attrelid = $1::regclass and a.attnum > 0 and not a.attisdropped order by 1`
 
 func TestDDLIsCarriedToEveryShardAtItsPosition(t *testing.T) {
-	s, err := underDDL(t, move.DDLExec, ddlSteps)
+	t.Parallel()
+	s, err := underDDL(t, move.DDLExec, false, ddlSteps...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,8 +125,49 @@ func TestDDLIsCarriedToEveryShardAtItsPosition(t *testing.T) {
 	}
 }
 
+var partitionSteps = []string{
+	`create table parts_2 partition of parts for values from (1000) to (2000); insert into parts select g, g % 7, 'new' from generate_series(1000, 1050) g; delete from parts where id = 1003`,
+	`create table parts_3 (like parts including all); insert into parts_3 select g, g % 7, 'attached' from generate_series(2500, 2550) g`,
+	`alter table parts attach partition parts_3 for values from (2000) to (3000); update parts set note = 'moved', id = id + 1000 where id between 1005 and 1010; update parts set tenant = tenant + 1 where id = 2501`,
+	`update parts set id = id - 1800 where id between 2540 and 2545; update parts set tenant = tenant + 3 where id in (141, 150)`,
+	`alter table parts detach partition parts_0; update parts_0 set note = 'not of it any more' where id = 5; insert into parts_0 values (0, 0, 'x')`,
+	`truncate parts_1; insert into parts values (111, 1, 'again')`,
+	`drop table parts_2; insert into parts values (2999, 1, 'last')`,
+	`create table parts_4 partition of parts for values from (0) to (100); insert into parts values (7, 1, 'in the place of another')`,
+}
+
+func TestPartitionsThatComeAndGoWhileStreaming(t *testing.T) {
+	t.Parallel()
+	for name, steps := range map[string][]string{
+		"in one go":         partitionSteps,
+		"one after another": {partitionSteps[0], partitionSteps[1] + "; " + partitionSteps[2], partitionSteps[3], partitionSteps[4], partitionSteps[6]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			partitionsUnderDDL(t, name != "in one go", steps...)
+		})
+	}
+}
+
+func partitionsUnderDDL(t *testing.T, seen bool, steps ...string) {
+	s, err := underDDL(t, move.DDLExec, seen, steps...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.same("parts", "id")
+	s.same("notes", "id")
+	s.onItsShard("parts", "tenant", "bigint")
+	tree := `select relid::text, pg_get_expr(c.relpartbound, c.oid) from pg_partition_tree('parts') join pg_class c on c.oid = relid order by 1`
+	for n, db := range s.shards {
+		if want, got := s.sources[0].Query(t, tree), db.Query(t, tree); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("shard %d: %v, want %v", n, got, want)
+		}
+	}
+}
+
 // What rewrites rows is not in the log, and what takes another column's name cannot be told apart in it.
 func TestDDLThatCannotBeCarriedExactlyStopsWithItsReason(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ step, says string }{
 		"a volatile default":      {`alter table notes add stamp timestamptz default clock_timestamp()`, "the values its rows got are not in the log"},
 		"a column of values":      {`alter table notes add twice int generated always as (id * 2) stored`, "its values are computed"},
@@ -131,7 +178,8 @@ func TestDDLThatCannotBeCarriedExactlyStopsWithItsReason(t *testing.T) {
 		"a replica identity lost": {`alter table notes replica identity nothing`, "the replica identity of public.notes was changed"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := underDDL(t, move.DDLExec, []string{c.step, `select pg_sleep(20)`})
+			t.Parallel()
+			_, err := underDDL(t, move.DDLExec, false, c.step, `select pg_sleep(20)`)
 			var stopped *move.DDLError
 			if !errors.As(err, &stopped) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "cancel --drop-data") {
 				t.Errorf("got %v, want a DDLError that says %s", err, c.says)
@@ -141,10 +189,10 @@ func TestDDLThatCannotBeCarriedExactlyStopsWithItsReason(t *testing.T) {
 }
 
 func TestDDLThatIsIgnoredLeavesTheShardsAsTheyAre(t *testing.T) {
-	s, err := underDDL(t, move.DDLIgnore, []string{
+	t.Parallel()
+	s, err := underDDL(t, move.DDLIgnore, false,
 		`alter table notes alter n set default 2; alter table notes alter gone drop not null`,
-		`alter table parts drop note; insert into parts values (250, 1); update parts set tenant = 5 where id = 3`,
-	})
+		`alter table parts drop note; insert into parts values (250, 1); update parts set tenant = 5 where id = 3`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +208,7 @@ func TestDDLThatIsIgnoredLeavesTheShardsAsTheyAre(t *testing.T) {
 	if _, err := fmt.Sscanf(count(`select count(*) from parts`), "%d+%d", &total, &part); err != nil || fmt.Sprint(total+part) != want {
 		t.Errorf("%d and %d rows of %s, %v", total, part, want, err)
 	}
-	_, err = underDDL(t, move.DDLIgnore, []string{`alter table notes add plain int; update notes set plain = id`, `select pg_sleep(20)`})
+	_, err = underDDL(t, move.DDLIgnore, false, `alter table notes add plain int; update notes set plain = id`, `select pg_sleep(20)`)
 	var stopped *move.DDLError
 	if !errors.As(err, &stopped) || !strings.Contains(err.Error(), `run on every destination shard`) || !strings.Contains(err.Error(), `add column "plain" integer`) {
 		t.Errorf("a column the destination lacks: %v", err)

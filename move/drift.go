@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -45,10 +46,11 @@ type evolution struct {
 	recorded []shapes // what the shards were made like, by source
 	accepted []shapes // the sources as this run found them
 	changes  [][]change
-	before   []pg.LSN // the sources' positions before they were read
-	after    []pg.LSN // and after: what was changed by then shows in every row beyond
-	run      bool     // the shards are changed by this worker
-	ended    bool     // every stream has passed after, and nothing is applied meanwhile
+	before   []pg.LSN          // the sources' positions before they were read
+	after    []pg.LSN          // and after: what was changed by then shows in every row beyond
+	run      bool              // the shards are changed by this worker
+	startsAt map[uint32]pg.LSN // by OID: a partition whose copy this run leads up to begins there
+	ended    bool              // every stream has passed after, and nothing is applied meanwhile
 }
 
 // pending says that something is to be done once the streams have passed.
@@ -103,7 +105,15 @@ func (m *Move) readSources(ctx context.Context) (*inventory, *evolution, error) 
 	}
 	e.accepted = inv.allShapes()
 	for n, was := range e.recorded {
-		e.changes = append(e.changes, was.changesTo(e.accepted[n]))
+		changes := was.changesTo(e.accepted[n])
+		e.changes = append(e.changes, changes)
+		e.accepted[n].Gone = map[uint32]bool{}
+		maps.Copy(e.accepted[n].Gone, was.Gone)
+		for _, c := range changes {
+			if c.Kind == leafGone {
+				e.accepted[n].Gone[c.OID] = true
+			}
+		}
 	}
 	if !e.pending() {
 		return inv, e, nil
@@ -112,14 +122,17 @@ func (m *Move) readSources(ctx context.Context) (*inventory, *evolution, error) 
 }
 
 func (m *Move) accept(ctx context.Context, inv *inventory, e *evolution) error {
+	if err := m.judgeLeaves(ctx, inv, e); err != nil {
+		return err
+	}
 	refused := slices.IndexFunc(e.changes, func(all []change) bool { return slices.ContainsFunc(all, m.refuses) })
 	differs := m.sameOnShards(ctx, inv)
 	switch {
-	case refused < 0 && differs == nil, refused < 0 && m.OnDDL == DDLIgnore: // the shards have them already, or need not have them
+	case refused < 0 && differs == nil && !e.ofLeaves(), refused < 0 && m.OnDDL == DDLIgnore: // the shards have them already, or need not have them
 		return nil
 	case refused < 0 && m.OnDDL == DDLExec:
 		e.run = true
-		return m.runEarly(ctx, e)
+		return m.runEarly(ctx, inv, e)
 	}
 	n := max(refused, 0)
 	for len(e.changes[n]) == 0 {
@@ -128,8 +141,18 @@ func (m *Move) accept(ctx context.Context, inv *inventory, e *evolution) error {
 	return e.error(n, differs)
 }
 
+// ofLeaves says that partitions came or went.
+func (e *evolution) ofLeaves() bool {
+	return slices.ContainsFunc(e.changes, func(all []change) bool {
+		return slices.ContainsFunc(all, func(c change) bool { return c.Kind == leafAdded || c.Kind == leafGone })
+	})
+}
+
 // refuses says that a change keeps the move from going on.
 func (m *Move) refuses(c change) bool {
+	if leaf := c.Kind == leafAdded || c.Kind == leafGone; leaf && m.OnDDL != DDLExec {
+		return true
+	}
 	if m.OnDDL != DDLIgnore {
 		return c.Why != ""
 	}
@@ -150,7 +173,7 @@ func (e *evolution) error(n int, differs error) *DDLError {
 			text += " (" + c.Why + ")"
 		}
 		out.Changes = append(out.Changes, text)
-		carried = carried && c.Why == ""
+		carried = carried && c.Why == "" && c.Kind != leafAdded && c.Kind != leafGone
 	}
 	if carried {
 		for _, c := range e.changes[n] {
@@ -176,9 +199,20 @@ func tableOf(s shapes, name pg.Name) *pg.Table {
 	return t
 }
 
-// runEarly lets every shard take rows of both kinds.
-func (m *Move) runEarly(ctx context.Context, e *evolution) error {
-	return m.onShards(ctx, e.changes, func(c *change, into *pg.Table) []string { return c.early(into) })
+// runEarly lets every shard take rows of both kinds, and brings new partitions over.
+func (m *Move) runEarly(ctx context.Context, inv *inventory, e *evolution) error {
+	if err := m.unpublishGone(ctx, e); err != nil {
+		return err
+	}
+	if err := m.onShards(ctx, e.changes, func(c *change, into *pg.Table) []string { return c.early(into) }); err != nil {
+		return err
+	}
+	if err := m.addLeaves(ctx, inv, e); err != nil {
+		return err
+	}
+	var err error
+	e.after, err = m.positions(ctx) // beyond it no row of what is not published any more comes
+	return err
 }
 
 // onShards runs on every shard what the changes of all sources ask for there, each once.
@@ -303,6 +337,28 @@ func (e *evolution) renamed(source int, into *pg.Table) map[string]string {
 	return out
 }
 
+// starts is the position from which a partition's changes are followed, 0: all of them.
+func (e *evolution) starts(leaf uint32) pg.LSN {
+	if e == nil {
+		return 0
+	}
+	return e.startsAt[leaf]
+}
+
+// goneLeaves are the partitions of a root that went and that the shards still have, by OID.
+func (e *evolution) goneLeaves(source int, root pg.Name) map[uint32]pg.Name {
+	out := map[uint32]pg.Name{}
+	if e == nil {
+		return out
+	}
+	for _, c := range e.changes[source] {
+		if c.Kind == leafGone && e.recorded[source].rootOf(shape{Name: c.Table}) == root {
+			out[c.OID] = c.Leaf
+		}
+	}
+	return out
+}
+
 // adapt tells a table of the stream what its rows from before the changes may carry.
 func (e *evolution) adapt(source int, t *sink.Table) {
 	if e == nil || len(e.changes[source]) == 0 {
@@ -357,7 +413,7 @@ func (m *Move) changedSince(ctx context.Context, inv *inventory, e *evolution, s
 	since := &evolution{recorded: e.accepted, changes: make([][]change, len(inv.sources))}
 	since.changes[source] = e.accepted[source].changesTo(now.shapes(source))
 	for _, t := range now.sources[source].Roots() {
-		if m.matches(t.Name) && t.Persistence == 'p' && inv.byName[t.Name] == nil {
+		if m.OnDDL != DDLExec && m.matches(t.Name) && t.Persistence == 'p' && inv.byName[t.Name] == nil {
 			since.changes[source] = append(since.changes[source], change{Table: t.Name, Text: "table " + t.Name.String() + " was made", Why: "it cannot be followed"})
 		}
 	}
@@ -365,6 +421,25 @@ func (m *Move) changedSince(ctx context.Context, inv *inventory, e *evolution, s
 		return nil, nil
 	}
 	return since.error(source, nil), nil
+}
+
+// strangers names tables that were made since the move began, or detached from one of its own. Under exec they may be
+// on their way to become partitions, but nothing is switched while there are any.
+func (m *Move) strangers(ctx context.Context, inv *inventory, e *evolution, source int) error {
+	var catalog *pg.Catalog
+	err := m.source(ctx, source, func(conn *pgx.Conn) (err error) {
+		catalog, err = pg.ReadCatalog(ctx, conn)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, t := range catalog.Roots() {
+		if m.matches(t.Name) && t.Persistence == 'p' && inv.byName[t.Name] == nil && !e.accepted[source].Gone[t.OID] {
+			return fmt.Errorf("table %s of source %d was made after the move began and would stay behind; hint: attach it, drop it, or name it in [tables] exclude", t.Name, source)
+		}
+	}
+	return nil
 }
 
 // lookForDDL is asked while a stream runs: any change ends it.
@@ -382,6 +457,20 @@ func mayBeDDL(err error) bool {
 	var schema *sink.SchemaError
 	code := pg.Code(err)
 	return errors.As(err, &ddl) || errors.As(err, &schema) || code != "" && slices.Contains([]string{"22", "23", "42"}, code[:2])
+}
+
+// readAgain says that a run ended with what reading the sources' catalogs anew may settle.
+func (m *Move) readAgain(err error, e *evolution) bool {
+	if m.OnDDL != DDLIgnore && m.OnDDL != DDLExec {
+		return false
+	}
+	var ddl *DDLError
+	var schema *sink.SchemaError
+	if errors.As(err, &ddl) {
+		return true
+	}
+	// A column that came and went while this run streamed is told from one that is to stay by when it was seen.
+	return errors.As(err, &schema) && schema.At >= e.before[schema.Source]
 }
 
 // changedBelow looks, after a stream has ended with an error, whether a source was changed: that is then the error.

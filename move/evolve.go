@@ -18,8 +18,11 @@ type change struct {
 	Now   *shapeColumn
 	Type  string // an enumeration's name
 	Label string
-	Next  string // the label before which it stands; empty: it is the last
-	Text  string // in words
+	Next  string  // the label before which it stands; empty: it is the last
+	Leaf  pg.Name // the partition that came or went; Table is the one above it
+	OID   uint32  // its OID on the source
+	Bound string  // its bound there
+	Text  string  // in words
 	// Why says what keeps it from being carried.
 	Why string
 }
@@ -36,6 +39,8 @@ const (
 	columnTightened // NOT NULL was set
 	columnDefaulted // its default is another
 	labelAdded
+	leafAdded // a partition was made or attached
+	leafGone  // a partition was dropped or detached
 )
 
 // changesTo lists what was changed, columns by their numbers.
@@ -46,6 +51,8 @@ func (s shapes) changesTo(now shapes) (out []change) {
 			out = append(out, change{Table: old.Name, Text: fmt.Sprintf(format, args...), Why: "it cannot be followed"})
 		}
 		switch {
+		case !ok && old.Leaf && old.Parent != pg.Name{}:
+			out = append(out, change{Kind: leafGone, Table: old.Parent, Leaf: old.Name, OID: oid, Text: old.Name.String() + " was dropped, detached or made again"})
 		case !ok:
 			add("%s was dropped, detached or made again", old.Name)
 		case is.Name != old.Name:
@@ -59,7 +66,11 @@ func (s shapes) changesTo(now shapes) (out []change) {
 		}
 	}
 	for oid, is := range now.Tables {
-		if _, ok := s.Tables[oid]; !ok {
+		switch _, ok := s.Tables[oid]; {
+		case ok:
+		case is.Leaf && is.Parent != pg.Name{}:
+			out = append(out, change{Kind: leafAdded, Table: is.Parent, Leaf: is.Name, OID: oid, Bound: is.Bound, Text: is.Name.String() + " was made or attached"})
+		default:
 			out = append(out, change{Table: is.Name, Text: is.Name.String() + " was made or attached", Why: "it cannot be followed"})
 		}
 	}
@@ -80,17 +91,20 @@ func (s shapes) rewritten(root pg.Name, now shapes) bool {
 	return false
 }
 
+// rootOf is the topmost table above one.
 func (s shapes) rootOf(t shape) pg.Name {
-	for (t.Parent != pg.Name{}) {
+	for {
 		parent := t.Parent
-		t = shape{Name: parent}
 		for _, o := range s.Tables {
-			if o.Name == parent {
-				t = o
+			if o.Name == t.Name {
+				parent = o.Parent
 			}
 		}
+		if (parent == pg.Name{}) {
+			return t.Name
+		}
+		t = shape{Name: parent}
 	}
-	return t.Name
 }
 
 func columnChanges(old, is shape, rewritten bool) (out []change) {
@@ -215,6 +229,8 @@ func (c *change) early(into *pg.Table) (sql []string) {
 		if i := c.there(into); i >= 0 && into.Columns[i].Type != c.Now.Type {
 			return []string{c.alter("alter column " + into.Columns[i].SQL() + " type " + c.Now.Type)}
 		}
+	case leafAdded:
+		return []string{fmt.Sprintf("create table if not exists %s partition of %s %s", c.Leaf.SQL(), c.Table.SQL(), c.Bound)}
 	case labelAdded:
 		place := ""
 		if c.Next != "" {
@@ -229,6 +245,8 @@ func (c *change) early(into *pg.Table) (sql []string) {
 // transaction, renames first.
 func (c *change) late(into *pg.Table) (sql []string) {
 	switch c.Kind {
+	case leafGone:
+		return []string{"drop table if exists " + c.Leaf.SQL()}
 	case columnDropped:
 		if _, there := into.Column(c.Was.Name); there {
 			return []string{c.alter("drop column " + columnSQL(c.Was.Name))}
@@ -274,7 +292,7 @@ func columnSQL(name string) string { return pgx.Identifier{name}.Sanitize() }
 
 // statements is everything a shard like the source was needs, for an operator who runs it.
 func (c *change) statements(was *pg.Table) []string {
-	if c.Kind == other || c.Why != "" {
+	if c.Kind == other || c.Kind == leafAdded || c.Kind == leafGone || c.Why != "" {
 		return nil
 	}
 	return append(c.early(was), c.late(was)...)

@@ -118,6 +118,9 @@ func (f *follower) run(ctx context.Context) error {
 		if err := f.sink.Run(ctx, reader.Blocks(), reader.Release); err != nil {
 			return err
 		}
+		if f.sink.StopAt != 0 {
+			return errReached
+		}
 		return errStreamEnded
 	})
 	g.Go(func() error { return f.watch(ctx) })

@@ -37,9 +37,14 @@ type shapeColumn struct {
 type shapes struct {
 	Tables map[uint32]shape
 	Enums  map[string][]string
+	Gone   map[uint32]bool `json:",omitempty"` // partitions that were detached since
 }
 
-func (s shapes) known() bool { return s.Tables != nil }
+// isRoot says that a table was moved as itself, not as another's partition.
+func (s shapes) isRoot(oid uint32) bool {
+	t, ok := s.Tables[oid]
+	return ok && t.Parent == pg.Name{}
+}
 
 func (inv *inventory) shapes(source int) shapes {
 	catalog := inv.sources[source]

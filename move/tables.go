@@ -67,13 +67,18 @@ func (m *Move) takeInventory(ctx context.Context) (*inventory, error) {
 		}
 		inv.sources = append(inv.sources, catalog)
 	}
-	return inv, inv.compile(ctx, m)
+	recorded, err := m.recorded(ctx, shapesRecorded)
+	if err != nil && m.book.Epoch != 0 { // a verb that only looks does without
+		return nil, err
+	}
+	return inv, inv.compile(ctx, m, recorded)
 }
 
-func (inv *inventory) compile(ctx context.Context, m *Move) error {
+// compile finds the rule of every table: of those recorded, where the move has made its schema.
+func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) error {
 	var roots []*pg.Table
 	for _, t := range inv.sources[0].Roots() {
-		if m.matches(t.Name) && t.Persistence == 'p' {
+		if m.matches(t.Name) && t.Persistence == 'p' && (recorded == nil || recorded[0].isRoot(t.OID)) {
 			roots = append(roots, t)
 		}
 	}
@@ -113,7 +118,9 @@ func (inv *inventory) compile(ctx context.Context, m *Move) error {
 		inv.byName[t.Name] = mt
 	}
 	for i, c := range inv.sources[1:] {
-		problems = append(problems, sameTables(inv, roots, c, i+1)...)
+		if recorded == nil { // afterwards one may be changed before another
+			problems = append(problems, sameTables(inv, roots, c, i+1)...)
+		}
 	}
 	if len(problems) > 0 {
 		return &PlanError{problems}
@@ -202,9 +209,17 @@ func (inv *inventory) sinkTables(source int, dest *pg.Catalog, e *evolution) (ma
 				shared.Logged = common(shared.Logged, st.Logged)
 			}
 			tables[leaf.OID] = shared
+			if at := e.starts(leaf.OID); at != 0 {
+				own := *shared
+				own.StartsAt = at
+				tables[leaf.OID] = &own
+			}
 			if same := dest.Table(leaf.Name); same != nil && same.Root == into.OID {
 				leaves[leaf.OID] = leaf.Name
 			}
+		}
+		for oid, name := range e.goneLeaves(source, t.name) { // rows of before it went may still come
+			tables[oid], leaves[oid] = shared, name
 		}
 	}
 	return tables, leaves, nil

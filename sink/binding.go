@@ -16,7 +16,7 @@ type binding struct {
 }
 
 // bind finds each column of a relation as it was described at a position of the stream.
-func bind(t *Table, r *pg.Relation, at pg.LSN) (*binding, error) {
+func bind(t *Table, r *pg.Relation, at pg.LSN) (*binding, *SchemaError) {
 	b := &binding{table: t, relation: r, order: make([]int, len(r.Columns))}
 	unknown := ""
 	for i, c := range r.Columns {
@@ -73,13 +73,15 @@ func (r *router) binding(rel *pg.Relation, at pg.LSN) (*binding, error) {
 	}
 	t := r.Tables[rel.OID]
 	if t == nil {
-		return nil, &SchemaError{Table: rel.Name, What: "the stream carries a table that was not there when the move was made"}
+		return nil, &SchemaError{Source: r.Checkpoint.Source, At: at, Table: rel.Name, What: "the stream carries a table that was not there when the move was made"}
 	}
 	b, err := bind(t, rel, at)
-	if err == nil {
-		r.bindings[rel.OID] = b
+	if err != nil {
+		err.Source, err.At = r.Checkpoint.Source, at
+		return nil, err
 	}
-	return b, err
+	r.bindings[rel.OID] = b
+	return b, nil
 }
 
 // old puts the old row into the table's column order. What a 'K' tuple does not carry is marked so: its NULLs there

@@ -34,8 +34,10 @@ func (e *DivergedError) RowKey() string { return e.Key }
 
 // SchemaError means that the source's table changed its columns while the move runs.
 type SchemaError struct {
-	Table pg.Name
-	What  string
+	Source int
+	At     pg.LSN // commit of the transaction that shows it
+	Table  pg.Name
+	What   string
 }
 
 func (e *SchemaError) Error() string {

@@ -2,6 +2,7 @@ package sink
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -50,15 +51,29 @@ func (r *router) run(ctx context.Context, blocks <-chan *pg.Block) error {
 			return ctx.Err()
 		case b, ok := <-blocks:
 			if !ok {
-				for _, a := range r.appliers {
-					close(a.queue)
-				}
+				r.closeQueues()
 				return nil
 			}
-			if err := r.block(ctx, b); err != nil {
+			switch err := r.block(ctx, b); {
+			case errors.Is(err, errStopAt):
+				if err := r.handOver(ctx, b); err != nil {
+					return err
+				}
+				r.closeQueues()
+				return nil
+			case err != nil:
 				return err
 			}
 		}
+	}
+}
+
+// errStopAt: the stream was asked to go no further.
+var errStopAt = errors.New("the stream is at the position it was to stop at")
+
+func (r *router) closeQueues() {
+	for _, a := range r.appliers {
+		close(a.queue)
 	}
 }
 
@@ -82,6 +97,9 @@ func (r *router) block(ctx context.Context, b *pg.Block) error {
 func (r *router) change(ctx context.Context, c *pg.Change) error {
 	switch c.Op {
 	case pg.OpBegin:
+		if r.StopAt != 0 && c.Tx.Commit >= r.StopAt {
+			return errStopAt
+		}
 		r.begin(c.Tx)
 		return nil
 	case pg.OpCommit:

@@ -40,6 +40,9 @@ type Stream struct {
 	Settle func(ctx context.Context, t *Table) error
 	// Forgive records on every shard that a table forgives up to a position, before a row read there is written.
 	Forgive func(ctx context.Context, t *Table, until pg.LSN) error
+	// StopAt ends the stream in order before the first transaction that commits at or after it: every shard then holds
+	// exactly what was committed before. 0: it goes on.
+	StopAt pg.LSN
 	// Confirm is told the position every shard has committed, whenever it grew.
 	Confirm    func(pg.LSN)
 	BatchBytes int // most that one destination transaction gathers; 0: 4 MB
