@@ -24,6 +24,7 @@ func (m *Move) streamAndCutOver(ctx context.Context, o MigrateOptions) error {
 		if e.ended {
 			err = m.endEvolution(ctx, e)
 		} else if m.readAgain(err, e) {
+			m.log.Info("the sources' tables are looked at again", "because", err.Error())
 			err = nil
 		} else if err == nil {
 			return nil
@@ -95,7 +96,7 @@ func (m *Move) conduct(ctx context.Context, inv *inventory, e *evolution, follow
 		if !mayPass(err) || attempt >= m.Attempts {
 			return err
 		}
-		m.log.Info("a freeze was given up, trying again", "attempt", attempt, "reason", err.Error())
+		m.log.Info("the cutover is put off, trying again", "attempt", attempt, "reason", err.Error())
 		if err := m.arm(ctx, inv); err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -132,13 +133,24 @@ func (c *cutover) drain(ctx context.Context) error {
 	}
 }
 
-// finish gives the destination what must be decided after the last write: sequences above every value handed out, and
-// foreign keys, unchecked for now.
+// finish gives the destination what must be decided after the last write: sequences above every value handed out,
+// foreign keys, unchecked for now, and the triggers that do not fire for the worker, since waiting for their tables'
+// locks must not come after the switch.
 func (c *cutover) finish(ctx context.Context) error {
 	c.finishing = true
+	for n := range c.Source.Shards { // what was changed between the check and the freeze
+		if err := c.lookForDDL(ctx, c.inv, c.evolution, n); err != nil {
+			return err
+		}
+	}
 	if err := c.readSequences(ctx, true); err != nil {
 		return err
 	}
+	triggers, err := c.sourceTriggers(ctx, c.inv)
+	if err != nil {
+		return err
+	}
+	triggers = slices.DeleteFunc(triggers, func(t Trigger) bool { return t.State != 'O' })
 	return c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		set, err := c.planSequences(n)
 		if err != nil {
@@ -147,7 +159,7 @@ func (c *cutover) finish(ctx context.Context) error {
 		if err := SetSequences(ctx, conn, set); err != nil {
 			return err
 		}
-		return AddForeignKeys(ctx, conn, c.keys)
+		return errors.Join(AddForeignKeys(ctx, conn, c.keys), c.setTriggers(ctx, n, conn, triggers))
 	})
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -43,13 +45,13 @@ var ddlSteps = []string{
 }
 
 // underDDL is a move that streams while steps are run on the source, one after another and among other writes; seen
-// says that each step is to be noticed by itself.
-func underDDL(t *testing.T, mode string, seen bool, steps ...string) (*smallMove, error) {
+// says that each step is to be noticed by itself, interruptions how often the worker ends before.
+func underDDL(t *testing.T, mode string, seen bool, interruptions int, steps ...string) (*smallMove, error) {
 	s := newSmallMove(t, 2, "tenant", ddlSchema)
 	s.config.OnDDL = mode
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var done atomic.Bool
+	var done, last atomic.Bool
 	streaming := make(chan struct{}, 100)
 	var writers errgroup.Group
 	conn, other := s.sources[0].Conn(t), s.sources[0].Conn(t)
@@ -69,7 +71,7 @@ func underDDL(t *testing.T, mode string, seen bool, steps ...string) (*smallMove
 			if seen {
 				time.Sleep(3500 * time.Millisecond) // the catalog is looked at every three seconds
 			} else {
-				time.Sleep(time.Duration(i%3) * 50 * time.Millisecond)
+				time.Sleep(time.Duration(i%3+4*min(interruptions, 1)) * 50 * time.Millisecond)
 			}
 		}
 		done.Store(true)
@@ -88,13 +90,23 @@ func underDDL(t *testing.T, mode string, seen bool, steps ...string) (*smallMove
 		}
 		return nil
 	})
-	err := s.move().Migrate(ctx, move.MigrateOptions{Ready: func(ctx context.Context) (bool, error) {
+	ready := move.MigrateOptions{Ready: func(ctx context.Context) (bool, error) {
 		streaming <- struct{}{}
-		for !done.Load() && ctx.Err() == nil {
+		for !(done.Load() && last.Load()) && ctx.Err() == nil {
 			time.Sleep(10 * time.Millisecond)
 		}
 		return ctx.Err() == nil, ctx.Err()
-	}})
+	}}
+	for range interruptions {
+		some, stop := context.WithTimeout(ctx, time.Duration(rand.IntN(1500)+300)*time.Millisecond)
+		err := s.move().Migrate(some, ready)
+		stop()
+		if some.Err() == nil {
+			t.Error(err)
+		}
+	}
+	last.Store(true)
+	err := s.move().Migrate(ctx, ready)
 	cancel()
 	return s, errors.Join(writers.Wait(), err)
 }
@@ -106,7 +118,7 @@ const catalogOf = `select a.attname, format_type(a.atttypid, a.atttypmod), a.att
 
 func TestDDLIsCarriedToEveryShardAtItsPosition(t *testing.T) {
 	t.Parallel()
-	s, err := underDDL(t, move.DDLExec, false, ddlSteps...)
+	s, err := underDDL(t, move.DDLExec, false, 0, ddlSteps...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,13 +156,17 @@ func TestPartitionsThatComeAndGoWhileStreaming(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			partitionsUnderDDL(t, name != "in one go", steps...)
+			partitionsUnderDDL(t, name != "in one go", 0, steps...)
 		})
 	}
+	t.Run("interrupted", func(t *testing.T) {
+		t.Parallel()
+		partitionsUnderDDL(t, false, 5, append(slices.Clone(partitionSteps), ddlSteps[:12]...)...)
+	})
 }
 
-func partitionsUnderDDL(t *testing.T, seen bool, steps ...string) {
-	s, err := underDDL(t, move.DDLExec, seen, steps...)
+func partitionsUnderDDL(t *testing.T, seen bool, interruptions int, steps ...string) {
+	s, err := underDDL(t, move.DDLExec, seen, interruptions, steps...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +195,7 @@ func TestDDLThatCannotBeCarriedExactlyStopsWithItsReason(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := underDDL(t, move.DDLExec, false, c.step, `select pg_sleep(20)`)
+			_, err := underDDL(t, move.DDLExec, false, 0, c.step, `select pg_sleep(20)`)
 			var stopped *move.DDLError
 			if !errors.As(err, &stopped) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "cancel --drop-data") {
 				t.Errorf("got %v, want a DDLError that says %s", err, c.says)
@@ -190,7 +206,7 @@ func TestDDLThatCannotBeCarriedExactlyStopsWithItsReason(t *testing.T) {
 
 func TestDDLThatIsIgnoredLeavesTheShardsAsTheyAre(t *testing.T) {
 	t.Parallel()
-	s, err := underDDL(t, move.DDLIgnore, false,
+	s, err := underDDL(t, move.DDLIgnore, false, 0,
 		`alter table notes alter n set default 2; alter table notes alter gone drop not null`,
 		`alter table parts drop note; insert into parts values (250, 1); update parts set tenant = 5 where id = 3`)
 	if err != nil {
@@ -208,7 +224,7 @@ func TestDDLThatIsIgnoredLeavesTheShardsAsTheyAre(t *testing.T) {
 	if _, err := fmt.Sscanf(count(`select count(*) from parts`), "%d+%d", &total, &part); err != nil || fmt.Sprint(total+part) != want {
 		t.Errorf("%d and %d rows of %s, %v", total, part, want, err)
 	}
-	_, err = underDDL(t, move.DDLIgnore, false, `alter table notes add plain int; update notes set plain = id`, `select pg_sleep(20)`)
+	_, err = underDDL(t, move.DDLIgnore, false, 0, `alter table notes add plain int; update notes set plain = id`, `select pg_sleep(20)`)
 	var stopped *move.DDLError
 	if !errors.As(err, &stopped) || !strings.Contains(err.Error(), `run on every destination shard`) || !strings.Contains(err.Error(), `add column "plain" integer`) {
 		t.Errorf("a column the destination lacks: %v", err)

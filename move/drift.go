@@ -104,11 +104,10 @@ func (m *Move) readSources(ctx context.Context) (*inventory, *evolution, error) 
 		return nil, nil, err
 	}
 	e.accepted = inv.allShapes()
-	for n, was := range e.recorded {
-		changes := was.changesTo(e.accepted[n])
-		e.changes = append(e.changes, changes)
+	e.compare()
+	for n, changes := range e.changes {
 		e.accepted[n].Gone = map[uint32]bool{}
-		maps.Copy(e.accepted[n].Gone, was.Gone)
+		maps.Copy(e.accepted[n].Gone, e.recorded[n].Gone)
 		for _, c := range changes {
 			if c.Kind == leafGone {
 				e.accepted[n].Gone[c.OID] = true
@@ -128,24 +127,17 @@ func (m *Move) accept(ctx context.Context, inv *inventory, e *evolution) error {
 	refused := slices.IndexFunc(e.changes, func(all []change) bool { return slices.ContainsFunc(all, m.refuses) })
 	differs := m.sameOnShards(ctx, inv)
 	switch {
-	case refused < 0 && differs == nil && !e.ofLeaves(), refused < 0 && m.OnDDL == DDLIgnore: // the shards have them already, or need not have them
-		return nil
 	case refused < 0 && m.OnDDL == DDLExec:
 		e.run = true
 		return m.runEarly(ctx, inv, e)
+	case refused < 0 && (differs == nil || m.OnDDL == DDLIgnore): // the shards have them already, or need not have them
+		return nil
 	}
 	n := max(refused, 0)
 	for len(e.changes[n]) == 0 {
 		n++
 	}
 	return e.error(n, differs)
-}
-
-// ofLeaves says that partitions came or went.
-func (e *evolution) ofLeaves() bool {
-	return slices.ContainsFunc(e.changes, func(all []change) bool {
-		return slices.ContainsFunc(all, func(c change) bool { return c.Kind == leafAdded || c.Kind == leafGone })
-	})
 }
 
 // refuses says that a change keeps the move from going on.
@@ -204,15 +196,48 @@ func (m *Move) runEarly(ctx context.Context, inv *inventory, e *evolution) error
 	if err := m.unpublishGone(ctx, e); err != nil {
 		return err
 	}
-	if err := m.onShards(ctx, e.changes, func(c *change, into *pg.Table) []string { return c.early(into) }); err != nil {
-		return err
-	}
-	if err := m.addLeaves(ctx, inv, e); err != nil {
+	if err := m.record(ctx, shapesEarly, e.accepted); err != nil {
 		return err
 	}
 	var err error
+	if e.recorded, err = m.finishEarly(ctx); err != nil {
+		return err
+	}
+	e.compare()
+	if err := m.addLeaves(ctx, inv, e); err != nil {
+		return err
+	}
 	e.after, err = m.positions(ctx) // beyond it no row of what is not published any more comes
 	return err
+}
+
+// compare says what the shards lack of what this run found.
+func (e *evolution) compare() {
+	e.changes = nil
+	for n, was := range e.recorded {
+		e.changes = append(e.changes, was.changesTo(e.accepted[n]))
+	}
+}
+
+// finishEarly lets the shards take rows of both kinds, as far as that was begun, and gives what they are like then.
+func (m *Move) finishEarly(ctx context.Context) ([]shapes, error) {
+	was, err := m.recorded(ctx, shapesRecorded)
+	if err != nil {
+		return nil, err
+	}
+	early, err := m.recorded(ctx, shapesEarly)
+	if err != nil || early == nil {
+		return was, err
+	}
+	var changes [][]change
+	for n := range was {
+		changes = append(changes, was[n].changesTo(early[n]))
+		was[n] = was[n].grown(early[n])
+	}
+	if err := m.onShards(ctx, changes, func(c *change, into *pg.Table) []string { return c.early(into) }); err != nil {
+		return nil, err
+	}
+	return was, errors.Join(m.record(ctx, shapesRecorded, was), m.record(ctx, shapesEarly, nil))
 }
 
 // onShards runs on every shard what the changes of all sources ask for there, each once.
@@ -299,12 +324,12 @@ func (m *Move) endEvolution(ctx context.Context, e *evolution) error {
 
 // finishEvolution changes the shards' tables to the end, as far as it was begun.
 func (m *Move) finishEvolution(ctx context.Context) error {
-	ahead, err := m.recorded(ctx, shapesAhead)
-	if err != nil || ahead == nil {
+	was, err := m.finishEarly(ctx)
+	if err != nil {
 		return err
 	}
-	was, err := m.recorded(ctx, shapesRecorded)
-	if err != nil {
+	ahead, err := m.recorded(ctx, shapesAhead)
+	if err != nil || ahead == nil {
 		return err
 	}
 	var changes [][]change
@@ -361,7 +386,7 @@ func (e *evolution) goneLeaves(source int, root pg.Name) map[uint32]pg.Name {
 
 // adapt tells a table of the stream what its rows from before the changes may carry.
 func (e *evolution) adapt(source int, t *sink.Table) {
-	if e == nil || len(e.changes[source]) == 0 {
+	if e == nil {
 		return
 	}
 	t.Before, t.Gone = e.before[source], map[string]bool{}

@@ -51,6 +51,7 @@ func (s shapes) changesTo(now shapes) (out []change) {
 			out = append(out, change{Table: old.Name, Text: fmt.Sprintf(format, args...), Why: "it cannot be followed"})
 		}
 		switch {
+		case ok && old.Pending:
 		case !ok && old.Leaf && old.Parent != pg.Name{}:
 			out = append(out, change{Kind: leafGone, Table: old.Parent, Leaf: old.Name, OID: oid, Text: old.Name.String() + " was dropped, detached or made again"})
 		case !ok:
@@ -66,8 +67,8 @@ func (s shapes) changesTo(now shapes) (out []change) {
 		}
 	}
 	for oid, is := range now.Tables {
-		switch _, ok := s.Tables[oid]; {
-		case ok:
+		switch was, ok := s.Tables[oid]; {
+		case ok && !was.Pending:
 		case is.Leaf && is.Parent != pg.Name{}:
 			out = append(out, change{Kind: leafAdded, Table: is.Parent, Leaf: is.Name, OID: oid, Bound: is.Bound, Text: is.Name.String() + " was made or attached"})
 		default:

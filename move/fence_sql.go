@@ -105,6 +105,31 @@ begin
   end if;
 end $$;
 
+-- Who has written to a table in scope, or changed it, without asking the fence: a transaction that disabled its
+-- triggers, or attaches a partition. Those that do ask hold the lock that is ours now, or are about to be refused; both
+-- are waited for, each as it is found now.
+create or replace function pgreshard.fence_alone(moved text[], wait_ms bigint) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  scope oid[] := array(select pgreshard.fence_scope(moved));
+  mydb oid := (select d.oid from pg_database d where d.datname = current_database());
+  found text[];
+  over timestamptz := clock_timestamp() + make_interval(secs => wait_ms / 1000.0);
+  who int;
+begin
+  loop
+    select array_agg(l.virtualtransaction), min(l.pid) into found, who
+      from pg_locks l left join pg_class c on c.oid = l.relation
+     where l.locktype = 'relation' and l.database = mydb and l.granted and l.pid is distinct from pg_backend_pid() and l.relation = any (scope)
+       and (found is null or l.virtualtransaction = any (found))
+       and (l.mode in ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock') or l.mode = 'ShareUpdateExclusiveLock' and c.relkind = 'p');
+    exit when found is null;
+    if clock_timestamp() > over then
+      raise exception using errcode = '55P03', message = format('pid %s has a table of the move locked for writing', coalesce(who::text, 'of a prepared transaction'));
+    end if;
+    perform pg_sleep(0.001);
+  end loop;
+end $$;
+
 create or replace function pgreshard.fence_arrange(e bigint, wait_ms bigint, node_layout bigint, serving bigint, closed boolean) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   was bigint := pgreshard.fence_hold(e, wait_ms);
@@ -127,6 +152,7 @@ begin
   if was > pgreshard.fence_now() then
     raise exception using errcode = 'PR011', message = case was when 9223372036854775807 then 'this node is sealed' else 'this node is frozen already' end;
   end if;
+  perform pgreshard.fence_alone(moved, wait_ms);
   perform pgreshard.fence_expect(moved);
   barrier := pg_logical_emit_message(true, prefix, content);
   until := pgreshard.fence_now() + for_us;
@@ -139,6 +165,7 @@ begin
   if was <> value and was <> 9223372036854775807 then
     raise exception using errcode = 'PR011', message = 'the freeze ran out or was lifted before the seal';
   end if;
+  perform pgreshard.fence_alone(moved, wait_ms);
   perform pgreshard.fence_expect(moved);
   perform setval('pgreshard.fence_until', 9223372036854775807);
   return pg_current_wal_insert_lsn();
@@ -174,6 +201,6 @@ end $$;`
 
 const fenceDropDDL = `
 drop function if exists pgreshard.fence_retire, pgreshard.fence_open, pgreshard.fence_lift, pgreshard.fence_seal, pgreshard.fence_freeze,
-  pgreshard.fence_arrange, pgreshard.fence_expect, pgreshard.fence_hold, pgreshard.fence_unfenced, pgreshard.fence_scope,
+  pgreshard.fence_arrange, pgreshard.fence_alone, pgreshard.fence_expect, pgreshard.fence_hold, pgreshard.fence_unfenced, pgreshard.fence_scope,
   pgreshard.fence, pgreshard.fence_now;
 drop sequence if exists pgreshard.fence_until, pgreshard.fence_serving, pgreshard.fence_layout;`

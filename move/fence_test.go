@@ -402,6 +402,57 @@ func TestAFreezeFindsTablesWithoutFence(t *testing.T) {
 	}
 }
 
+// Some writes ask no fence: those of a transaction that has disabled its triggers, and rows that come with a partition.
+// While such a transaction is open its locks tell of it, afterwards the trigger's state or the new table does.
+func TestAWriteThatGoesAroundTheFenceIsSeen(t *testing.T) {
+	t.Parallel()
+	for what, sql := range map[string]string{
+		"triggers disabled":    `begin; alter table public.plain disable trigger all; insert into public.plain select max(id) + 1, 'x' from public.plain; alter table public.plain enable trigger all`,
+		"a partition attached": `begin; create table public.bulk (like public.tree including all); alter table public.tree attach partition public.bulk for values from (50) to (60)`,
+		"a lock":               `begin; lock table public.leaf1 in row exclusive mode`,
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			db, f := fencedDatabase(t, false)
+			freeze := func() error {
+				_, err := f.freeze(t.Context(), fenceMoved, time.Minute, "pgreshard", "barrier")
+				return err
+			}
+			writer := db.Conn(t)
+			runOn(t, writer, sql)
+			if err := freeze(); !errors.Is(err, errWritersInFlight) || !strings.Contains(err.Error(), fmt.Sprint(writer.PgConn().PID())) {
+				t.Errorf("a freeze beside it: %v", err)
+			}
+			runOn(t, writer, `commit`)
+			if err := freeze(); what != "a lock" && !errors.Is(err, errUnfenced) || what == "a lock" && err != nil {
+				t.Errorf("a freeze after it: %v", err)
+			}
+			if what == "a lock" {
+				return
+			}
+			if err := f.arm(t.Context(), fenceMoved, true); err != nil {
+				t.Fatal(err)
+			}
+			z := freezeFor(t, f, time.Minute)
+			runOn(t, writer, strings.NewReplacer("public.bulk", "public.bulk2", "(50) to (60)", "(60) to (70)").Replace(sql))
+			if _, err := f.seal(t.Context(), fenceMoved, z.Value); !errors.Is(err, errWritersInFlight) {
+				t.Errorf("a seal beside it: %v", err)
+			}
+			runOn(t, writer, `commit`)
+			if _, err := f.seal(t.Context(), fenceMoved, z.Value); !errors.Is(err, errUnfenced) {
+				t.Errorf("a seal after it: %v", err)
+			}
+		})
+	}
+}
+
+func runOn(t *testing.T, conn *pgx.Conn, sql string) {
+	t.Helper()
+	if _, err := conn.PgConn().Exec(t.Context(), sql).ReadAll(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestTheBarrierLiesBehindEveryWriteThatPassed(t *testing.T) {
 	t.Parallel()
 	db, f := fencedDatabase(t, false)

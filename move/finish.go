@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,16 +20,12 @@ import (
 
 // open lets the destination serve: triggers as the source has them, then the flags. It may be repeated.
 func (m *Move) open(ctx context.Context, inv *inventory) error {
-	var triggers []Trigger
-	err := m.source(ctx, 0, func(conn *pgx.Conn) (err error) {
-		triggers, err = TriggerStates(ctx, conn, inv.tree(0))
-		return err
-	})
+	triggers, err := m.sourceTriggers(ctx, inv)
 	if err != nil {
 		return err
 	}
-	return m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
-		if err := SetTriggerStates(ctx, conn, triggers); err != nil {
+	return m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		if err := m.setTriggers(ctx, n, conn, triggers); err != nil {
 			return err
 		}
 		err := m.fence(conn).open(ctx, int64(m.Destination.Layout))
@@ -37,6 +34,31 @@ func (m *Move) open(ctx context.Context, inv *inventory) error {
 		}
 		return err
 	})
+}
+
+func (m *Move) sourceTriggers(ctx context.Context, inv *inventory) (triggers []Trigger, err error) {
+	err = m.source(ctx, 0, func(conn *pgx.Conn) (err error) {
+		triggers, err = TriggerStates(ctx, conn, inv.tree(0))
+		return err
+	})
+	return triggers, err
+}
+
+// setTriggers gives a shard's triggers the states given. One that the shard does not have was made after the check that
+// looks for such; nothing goes back for it.
+func (m *Move) setTriggers(ctx context.Context, shard int, conn *pgx.Conn, want []Trigger) error {
+	there, err := TriggerStates(ctx, conn, tablesOf(want))
+	if err != nil {
+		return err
+	}
+	want = slices.DeleteFunc(slices.Clone(want), func(t Trigger) bool {
+		missing := !slices.ContainsFunc(there, func(o Trigger) bool { return o.Table == t.Table && o.Name == t.Name })
+		if missing {
+			m.log.Warn("a trigger of the source is not on the shard", "shard", shard, "table", t.Table.String(), "trigger", t.Name)
+		}
+		return missing
+	})
+	return SetTriggerStates(ctx, conn, want)
 }
 
 const undefinedFunction = "42883"

@@ -75,11 +75,7 @@ func DisableTriggers(ctx context.Context, conn *pgx.Conn, tables []pg.Name) erro
 // SetTriggerStates gives triggers the states they have on the source, in one transaction and one round trip. A trigger
 // that has its state already is not touched, so that no lock is taken for it; one that is missing is an error.
 func SetTriggerStates(ctx context.Context, conn *pgx.Conn, want []Trigger) error {
-	var tables []pg.Name
-	for _, t := range want {
-		tables = append(tables, t.Table)
-	}
-	have, err := TriggerStates(ctx, conn, tables)
+	have, err := TriggerStates(ctx, conn, tablesOf(want))
 	if err != nil {
 		return err
 	}
@@ -102,6 +98,13 @@ func SetTriggerStates(ctx context.Context, conn *pgx.Conn, want []Trigger) error
 		return fmt.Errorf("set the state of triggers: %w", err)
 	}
 	return nil
+}
+
+func tablesOf(triggers []Trigger) (tables []pg.Name) {
+	for _, t := range triggers {
+		tables = append(tables, t.Table)
+	}
+	return tables
 }
 
 func enableWord(state byte) string {

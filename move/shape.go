@@ -18,6 +18,7 @@ type shape struct {
 	Leaf    bool   // it holds rows itself
 	File    uint32 // pg_relation_filenode: another one where its rows were written anew
 	Columns []shapeColumn
+	Pending bool `json:",omitempty"` // a new partition that the shards have and whose rows are not copied yet
 }
 
 type shapeColumn struct {
@@ -91,12 +92,54 @@ func (m *Move) record(ctx context.Context, key string, all []shapes) error {
 	return m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetDetail(ctx, conn, key, all) })
 }
 
-// Keys of the move's details. What is recorded under shapesAhead is what the shards are being changed to, once every
-// stream has passed it.
+// Keys of the move's details: what the shards' tables are like, in terms of the sources'; what they are being made to
+// take as well; and what they are being changed to for good, because every stream has passed it. The last two are
+// recorded before the first shard is touched, so that whoever comes after a death goes on with it.
 const (
 	shapesRecorded = "shapes"
+	shapesEarly    = "shapes_early"
 	shapesAhead    = "shapes_ahead"
 )
+
+// noDefault is no default any source has: a column that was just added to a shard still gets one.
+const noDefault = "-"
+
+// grown is what the shards are like when they take rows of both shapes.
+func (s shapes) grown(now shapes) shapes {
+	out := shapes{Tables: map[uint32]shape{}, Enums: now.Enums, Gone: s.Gone}
+	for oid, was := range s.Tables {
+		if is, ok := now.Tables[oid]; ok && !was.Pending {
+			was = was.grown(is)
+		}
+		out.Tables[oid] = was
+	}
+	for oid, is := range now.Tables {
+		if _, ok := s.Tables[oid]; !ok {
+			is.Pending = true
+			out.Tables[oid] = is
+		}
+	}
+	return out
+}
+
+func (s shape) grown(now shape) shape {
+	columns := slices.Clone(s.Columns)
+	for i := range columns {
+		is := now.column(columns[i].Num)
+		columns[i].NotNull = columns[i].NotNull && is != nil && is.NotNull
+		if is != nil {
+			columns[i].Type = is.Type
+		}
+	}
+	for _, c := range now.Columns {
+		if s.column(c.Num) == nil {
+			c.NotNull, c.Default = false, noDefault
+			columns = append(columns, c)
+		}
+	}
+	s.Columns, s.File = columns, now.File
+	return s
+}
 
 func (m *Move) recorded(ctx context.Context, key string) (all []shapes, err error) {
 	err = m.detail(ctx, key, &all)
