@@ -10,12 +10,13 @@ PACKAGES    ?= ./...
 TEST_FLAGS  ?=
 TIMEOUT     ?= 20m
 FUZZ_TIME   ?= 30s
+SEEDS       ?= 200
 # Tests start real servers: packages beside each other cost memory more than they save time.
 PARALLEL    ?= 2
 # bench: copy, catchup or all. Its sizes are in docs/performance.md.
 BENCH       ?= all
 
-.PHONY: build demo test test-versions race bench memory fuzz lint setup clean
+.PHONY: build demo test test-versions property race bench memory fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -38,6 +39,9 @@ test-versions: setup    ## those suites on 14, 15, 16, 17, 18, and from 14 to 18
 			go test -count=1 -timeout $(TIMEOUT) -p 1 -run '$(VERSION_TESTS)' $(TEST_FLAGS) ./move ./sink ./copier ./verify ./layout || failed="$$failed $$pair"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
+
+property: setup         ## random tables and transactions through whole moves, SEEDS of them
+	$(WITH_GO) PROPERTY_SEEDS=$(SEEDS) go test -v -count 1 -timeout 180m -run '^TestRandomSchemasArriveWhole$$' $(TEST_FLAGS) ./move
 
 race: setup             ## the tests under the race detector (needs a C compiler)
 	$(WITH_GO) CGO_ENABLED=1 go test -race -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
