@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -322,14 +323,63 @@ func (c *sourceCopy) copyAgain(ctx context.Context, j *job) error {
 
 // empty removes from every shard what this source had put into a table without key.
 func (c *sourceCopy) empty(ctx context.Context, j *job) error {
-	if len(c.Source.Shards) > 1 && !j.table.rule.Omni {
-		return fmt.Errorf("%s has no key and its copy was interrupted, so it must be emptied, but other sources have rows in it; "+
-			"hint: give it a primary key, or `cancel` and start again", j.table.name)
-	}
-	return c.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "truncate "+j.into.Name.SQL())
-		return err
+	return atOnce(ctx, len(c.Destination.Shards), func(ctx context.Context, n int) error {
+		return c.on(ctx, c.Destination.Shards[n], pg.Writer, func(conn *pgx.Conn) error {
+			if len(c.Source.Shards) > 1 && !j.table.rule.Omni {
+				return c.emptyOwn(ctx, conn, j)
+			}
+			_, err := conn.Exec(ctx, "truncate "+j.into.Name.SQL())
+			return err
+		})
 	})
+}
+
+// ownRows is how many rows are deleted at once.
+const ownRows = 10_000
+
+// emptyOwn deletes those rows of a shard's table that the source layout places on this source.
+func (c *sourceCopy) emptyOwn(ctx context.Context, conn *pgx.Conn, j *job) error {
+	root := c.inv.sources[c.n].Table(j.table.name)
+	t, err := j.table.sinkTable(root, root, j.into, nil)
+	if err != nil {
+		return err
+	}
+	columns := []string{"tableoid::oid::text", "ctid::text"}
+	for _, k := range t.SourceKey {
+		columns = append(columns, t.Columns[k].SQL()+"::text")
+	}
+	result := conn.PgConn().ExecParams(ctx, fmt.Sprintf("select %s from %s", strings.Join(columns, ", "), j.into.Name.SQL()), nil, nil, nil, nil)
+	var tables, rows []string
+	for result.NextRow() {
+		values := result.Values()
+		key := make([]pg.Datum, len(t.SourceKey))
+		for i, v := range values[2:] {
+			if key[i] = (pg.Datum{Kind: pg.Null}); v != nil {
+				key[i] = pg.Datum{Kind: pg.Text, Bytes: v}
+			}
+		}
+		mine, err := c.isOf(ctx, c.n, j.table.sourceRule, t, key)
+		if err != nil {
+			_, _ = result.Close()
+			return err
+		}
+		if mine {
+			tables, rows = append(tables, string(values[0])), append(rows, string(values[1]))
+		}
+	}
+	if _, err := result.Close(); err != nil {
+		return err
+	}
+	for len(rows) > 0 {
+		n := min(len(rows), ownRows)
+		_, err := conn.Exec(ctx, fmt.Sprintf(`delete from %s where (tableoid, ctid) in (select o::oid, r::tid from unnest($1::text[], $2::text[]) u (o, r))`,
+			j.into.Name.SQL()), tables[:n], rows[:n])
+		if err != nil {
+			return err
+		}
+		tables, rows = tables[n:], rows[n:]
+	}
+	return nil
 }
 
 // load copies chunks under a snapshot; upsert says of a table whether its rows may be there already.

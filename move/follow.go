@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"pgreshard/checkpoints"
+	"pgreshard/layout"
 	"pgreshard/pg"
 	"pgreshard/replicator"
 	"pgreshard/sink"
@@ -60,8 +61,7 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 		}
 		if len(m.Source.Shards) > 1 {
 			s.Mine = func(t *sink.Table, key []pg.Datum) (bool, error) {
-				shard, err := inv.sourceLayout.Rule(t.Source).Place(key)
-				return int(shard) == n, err
+				return m.isOf(ctx, n, inv.byName[t.Source].sourceRule, t, key)
 			}
 			s.Settle = func(ctx context.Context, t *sink.Table) error { return m.settle(ctx, n, t) }
 		}
@@ -71,6 +71,19 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 	m.followers = all
 	m.mu.Unlock()
 	return all, nil
+}
+
+// isOf says whether the source layout places a row on a source. Where the layout translates the key first, the shards
+// are asked.
+func (m *Move) isOf(ctx context.Context, source int, rule *layout.Rule, t *sink.Table, key []pg.Datum) (bool, error) {
+	if rule.Lookup == "" {
+		shard, err := rule.Place(key)
+		return int(shard) == source, err
+	}
+	of := *t
+	of.Rule, of.RuleKey = rule, t.SourceKey
+	shard, err := m.router.Place(ctx, &of, key, destAsker{m, t})
+	return int(shard) == source, err
 }
 
 // settleTime is how long a stream that misses a mapping waits for the others; then the whole is tried again.
@@ -106,6 +119,9 @@ func (m *Move) settle(ctx context.Context, source int, t *sink.Table) error {
 func (f *follower) run(ctx context.Context) error {
 	start, err := f.lowestCheckpoint(ctx)
 	if err != nil {
+		return err
+	}
+	if err := f.move.samePublication(ctx, f.inv, f.source); err != nil {
 		return err
 	}
 	reader := replicator.New(replicator.Config{Shard: f.move.Source.Shards[f.source], Slot: f.move.slot(f.source),
@@ -155,6 +171,9 @@ func (f *follower) watch(ctx context.Context) error {
 		}
 		if n%12 == 8 {
 			if err := f.move.lookForDDL(ctx, f.inv, f.evolution, f.source); err != nil {
+				return err
+			}
+			if err := f.move.samePublication(ctx, f.inv, f.source); err != nil {
 				return err
 			}
 		}

@@ -29,6 +29,7 @@ type inventory struct {
 type moved struct {
 	name        pg.Name
 	rule        *layout.Rule
+	sourceRule  *layout.Rule  // where the sources have it; nil with one source
 	query       *lookup.Query // nil without lookup
 	reads       []pg.Name     // the tables query reads
 	asked       bool          // one of those is sharded: every shard is asked
@@ -114,6 +115,10 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 			mt.query = &lookup.Query{ID: rule.ID, Name: fmt.Sprintf("%s.%s.%s", m.Destination.Database, t.Name, rule.Columns[0]),
 				SQL: rule.Lookup, Attempts: m.LookupAttempts, Timeout: m.LookupTimeout}
 		}
+		if inv.sourceLayout != nil {
+			mt.sourceRule = inv.sourceLayout.Rule(t.Name)
+			problems = append(problems, sameLookup(mt)...)
+		}
 		inv.tables = append(inv.tables, mt)
 		inv.byName[t.Name] = mt
 	}
@@ -126,6 +131,19 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 		return &PlanError{problems}
 	}
 	return inv.readLookups(ctx, m)
+}
+
+// sameLookup: which source a row is of is told by the destination's translation of its key.
+func sameLookup(t *moved) layout.Problems {
+	if t.sourceRule == nil {
+		return layout.Problems{{Table: t.name.String(), What: "no rule of the source layout covers this table",
+			Hint: "say where its rows stand, in a rule with the source's database"}}
+	}
+	if q := t.sourceRule.Lookup; q != "" && (t.query == nil || t.query.SQL != q) {
+		return layout.Problems{{Table: t.name.String(), What: "the source layout's lookup_query is not the destination's",
+			Hint: "give both rules the same lookup_query, or place the source's rows by a column"}}
+	}
+	return nil
 }
 
 func asProblems(err error) layout.Problems {
@@ -236,7 +254,7 @@ func common(a, b []int) (out []int) {
 
 // sinkTable matches a leaf's columns to the destination's by name; renamed tells which the source calls otherwise.
 func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string) (*sink.Table, error) {
-	st := &sink.Table{Source: t.name, Dest: into.Name, Rule: t.rule, Query: t.query, AskAll: t.asked, Feeds: t.feeds, WithMapping: t.withMapping, Renamed: renamed}
+	st := &sink.Table{Source: t.name, Dest: into.Name, SourceParts: root.Kind == 'p', DestParts: into.Kind == 'p', Rule: t.rule, Query: t.query, AskAll: t.asked, Feeds: t.feeds, WithMapping: t.withMapping, Renamed: renamed}
 	called := map[string]bool{}
 	for _, c := range root.Columns {
 		called[cmp.Or(renamed[c.Name], c.Name)] = true
@@ -274,6 +292,15 @@ func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string)
 			return nil, fmt.Errorf("%s: sharding key column %q is generated or missing; hint: shard by a stored column", t.name, name)
 		}
 		st.RuleKey = append(st.RuleKey, at(name))
+	}
+	if t.sourceRule != nil {
+		st.SourceKey = []int{}
+		for _, name := range t.sourceRule.Columns {
+			if at(name) < 0 {
+				return nil, fmt.Errorf("%s: the source's sharding key column %q is generated or missing; hint: name a stored column", t.name, name)
+			}
+			st.SourceKey = append(st.SourceKey, at(name))
+		}
 	}
 	for _, q := range t.plain {
 		if key, value := at(q.key), at(q.value); key >= 0 && value >= 0 && slices.Equal(st.Key, []int{key}) {

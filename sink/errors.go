@@ -79,7 +79,10 @@ func (e *MappingChangedError) Error() string {
 
 // carefulError means that the rows of a table moved between shards in a way only seen by asking: the stream is to be
 // read again from the lowest checkpoint, asking row by row for this table.
-type carefulError struct{ table *Table }
+type carefulError struct {
+	table *Table
+	at    pg.LSN // of the transaction that showed it
+}
 
 func (e *carefulError) Error() string {
 	return fmt.Sprintf("%s: a row moved to another shard", e.table.Source)

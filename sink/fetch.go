@@ -29,7 +29,7 @@ func (r *router) fetch(ctx context.Context, t *Table, row pg.Row) (pg.Row, error
 		return nil, err
 	}
 	var s statement
-	sql := fmt.Sprintf("select %s from %s t where %s", t.columnList(all(len(t.Columns))), t.Source.SQL(), t.match(t.Key, s.bind(t, t.Key, row)))
+	sql := fmt.Sprintf("select %s from %s t where %s", t.columnList(all(len(t.Columns))), t.sourceRows(), t.match(t.Key, s.bind(t, t.Key, row)))
 	result := conn.PgConn().ExecParams(ctx, sql, s.params, make([]uint32, len(s.params)), nil, nil).Read()
 	if result.Err != nil {
 		return nil, fmt.Errorf("read a row of %s again from the source: %w", t.Source, result.Err)
@@ -52,11 +52,11 @@ func (r *router) fetch(ctx context.Context, t *Table, row pg.Row) (pg.Row, error
 
 // onlyMine refuses to put a row over one of the same key that another source placed there.
 func (r *router) onlyMine(ctx context.Context, t *Table, shard layout.Shard, row pg.Row) error {
-	if r.skip[shard] || len(t.RuleKey) == 0 {
+	if r.skip[shard] || len(t.mineKey()) == 0 {
 		return nil
 	}
 	var s statement
-	s.sql = fmt.Sprintf("select %s from %s t where %s", t.columnList(t.RuleKey), t.Dest.SQL(), t.match(t.Key, s.bind(t, t.Key, row)))
+	s.sql = fmt.Sprintf("select %s from %s t where %s", t.columnList(t.mineKey()), t.destRows(), t.match(t.Key, s.bind(t, t.Key, row)))
 	return r.call(ctx, []int{int(shard)}, func(ctx context.Context, a *applier) error {
 		result := a.exec(ctx, s)
 		for _, values := range result.Rows {
@@ -83,7 +83,7 @@ func (r *router) unchangedForLookups(ctx context.Context, t *Table, old, new pg.
 		return nil
 	}
 	var s statement
-	s.sql = fmt.Sprintf("select 1 from %s t where %s and not (%s)", t.Dest.SQL(), t.match(t.Key, s.bind(t, t.Key, new)), t.match(guard, s.bind(t, guard, new)))
+	s.sql = fmt.Sprintf("select 1 from %s t where %s and not (%s)", t.destRows(), t.match(t.Key, s.bind(t, t.Key, new)), t.match(guard, s.bind(t, guard, new)))
 	return r.call(ctx, r.live(r.all), func(ctx context.Context, a *applier) error {
 		result := a.exec(ctx, s)
 		if result.Err == nil && len(result.Rows) > 0 {

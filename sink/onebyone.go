@@ -95,8 +95,8 @@ func (a *applier) makeRoom(ctx context.Context, o *op, refused error) (removed i
 		columns = append(columns, i)
 	}
 	var s statement
-	table := pg.Name{Schema: server.SchemaName, Table: server.TableName}
-	s.sql = fmt.Sprintf("delete from %s t where %s and (%s)", table.SQL(), o.table.match(columns, s.bind(o.table, columns, o.new)), predicate)
+	table := rowsOf(pg.Name{Schema: server.SchemaName, Table: server.TableName}, false) // whose index it is holds the row itself
+	s.sql = fmt.Sprintf("delete from %s t where %s and (%s)", table, o.table.match(columns, s.bind(o.table, columns, o.new)), predicate)
 	result := a.exec(ctx, s)
 	return result.CommandTag.RowsAffected(), result.Err
 }
@@ -119,7 +119,7 @@ func (a *applier) diverged(o *op, err error) error {
 	missing := pg.Code(err) == checkpoints.CodeRows
 	switch {
 	case missing && o.table.loose() && o.joint == nil:
-		return &carefulError{table: o.table}
+		return &carefulError{table: o.table, at: o.at}
 	case missing && o.kind == opUpdate && len(o.table.Guard) > 0:
 		return &MappingChangedError{Table: o.table.Source, At: o.at}
 	case missing && o.kind == opUpdate:

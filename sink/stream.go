@@ -33,7 +33,8 @@ type Stream struct {
 	Tables map[uint32]*Table
 	// Leaves tells, by the leaf's OID, the destination's table to empty when a leaf is truncated alone.
 	Leaves map[uint32]pg.Name
-	// Mine says whether the source layout places a row with this sharding key on this source; nil where there is but one.
+	// Mine says whether the source layout places a row with this key (Table.SourceKey) on this source; nil where there is
+	// but one.
 	Mine func(t *Table, key []pg.Datum) (bool, error)
 	// Settle waits until the other sources' streams that carry the table's mapping have passed the positions their sources
 	// have now: a key without mapping at the end of its transaction is asked once more then. nil where there is one source.
@@ -58,15 +59,36 @@ type Stream struct {
 	appliers   []*applier
 	gate       *gate
 	counters   counters
-	careful    map[*Table]bool
+	careful    map[*Table]care
 	applied    atomic.Uint64
 	moved      atomic.Int64 // Unix nanoseconds when applied last grew
 }
 
 // NewStream readies the counters; the exported fields are the caller's to set.
 func NewStream(shards []pg.Shard) *Stream {
-	return &Stream{Shards: shards, counters: counters{shards: make([]shardCounters, len(shards))}, careful: map[*Table]bool{}}
+	return &Stream{Shards: shards, counters: counters{shards: make([]shardCounters, len(shards))}, careful: map[*Table]care{}}
 }
+
+// care is how far a table is asked row by row, because a row was not where its new key places it.
+type care struct {
+	end    pg.LSN
+	window pg.LSN // bytes of log
+}
+
+// firstCare is how much log is read with care after a row has moved. Where the next one moves soon after that, it is
+// four times as much, so that a table whose rows move all the time is not begun again for each.
+const firstCare pg.LSN = 1 << 20
+
+func (c care) until(at pg.LSN) care {
+	window := firstCare
+	if c.window > 0 && at <= c.end+8*c.window {
+		window = min(4*c.window, 1<<40)
+	}
+	return care{end: at + window, window: window}
+}
+
+// isCareful says that a table's rows are asked for one by one in the open transaction.
+func (r *router) isCareful(t *Table) bool { return r.tx.Commit <= r.careful[t].end }
 
 // Applied is the position every shard has committed, 0 before the first Run has read the checkpoints.
 func (s *Stream) Applied() pg.LSN { return pg.LSN(s.applied.Load()) }
@@ -87,7 +109,7 @@ func (s *Stream) Run(ctx context.Context, blocks <-chan *pg.Block, release func(
 	s.disconnect()
 	var again *carefulError
 	if errors.As(err, &again) {
-		s.careful[again.table] = true
+		s.careful[again.table] = s.careful[again.table].until(again.at)
 		return ErrReread
 	}
 	return s.overtaken(ctx, err)

@@ -82,7 +82,7 @@ func (r *router) standsOn(ctx context.Context, t *Table, old pg.Row) (layout.Sha
 		shard, err := r.place(ctx, t, old)
 		return shard, err == nil, err
 	}
-	if r.careful[t] { // a translation may have been another when the row was placed
+	if r.isCareful(t) { // a translation may have been another when the row was placed
 		return 0, false, nil
 	}
 	key := old[t.RuleKey[0]]
@@ -131,8 +131,8 @@ func (r *router) update(ctx context.Context, t *Table, old, new pg.Row) error {
 }
 
 // updateLoose changes a row by an identity that does not tell its shard. As a rule the row is where its new key places
-// it; no shard commits past this before that is known. Where a table has shown otherwise, or a shard is ahead, it is
-// asked at once.
+// it; no shard commits past this before that is known. Where a table has shown otherwise not long before, or a shard is
+// ahead, it is asked at once.
 func (r *router) updateLoose(ctx context.Context, t *Table, old, new pg.Row) error {
 	to, err := r.place(ctx, t, new)
 	if lookup.Missing(err) != nil && r.ending {
@@ -141,7 +141,7 @@ func (r *router) updateLoose(ctx context.Context, t *Table, old, new pg.Row) err
 	if err != nil {
 		return err
 	}
-	if old != nil && t.keyChanged(old, new) || r.ahead || r.careful[t] {
+	if old != nil && t.keyChanged(old, new) || r.ahead || r.isCareful(t) {
 		return r.searchUpdate(ctx, t, to, old, new)
 	}
 	r.add(to, op{kind: opUpdate, table: t, old: old, new: new})

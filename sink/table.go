@@ -17,10 +17,16 @@ type Table struct {
 	Key     []int       // indexes into Columns that find a row: the destination's key; empty: a table without key
 	Logged  []int       // indexes into Columns that an old row carries
 	Rule    *layout.Rule
-	RuleKey []int         // indexes into Columns of the sharding key, in the rule's order; empty for an omnisharded table
-	Query   *lookup.Query // translates the key first; nil where it is placed as it is
-	AskAll  bool          // the lookup's tables are sharded: all shards are asked and exactly one must answer
-	Guard   []int         // columns that lookups read: an update that changes one of them would change translations
+	RuleKey []int // indexes into Columns of the sharding key, in the rule's order; empty for an omnisharded table
+	// SourceKey are the columns Stream.Mine takes, in the source layout's order; nil: RuleKey.
+	SourceKey []int
+	Query     *lookup.Query // translates the key first; nil where it is placed as it is
+	AskAll    bool          // the lookup's tables are sharded: all shards are asked and exactly one must answer
+	Guard     []int         // columns that lookups read: an update that changes one of them would change translations
+
+	// SourceParts and DestParts: the table is partitioned on that side, so that its rows stand in its partitions. Rows of
+	// a table that is not are its own alone: those of tables that inherit from it are moved as theirs.
+	SourceParts, DestParts bool
 
 	// Renamed finds a column that the source calls by another name already: the source's name to the destination's.
 	Renamed map[string]string
@@ -42,6 +48,14 @@ type Table struct {
 	Answers []Answer
 }
 
+// mineKey are the columns that tell which source a row is of.
+func (t *Table) mineKey() []int {
+	if t.SourceKey != nil {
+		return t.SourceKey
+	}
+	return t.RuleKey
+}
+
 // loose says that an old row does not tell which shard it is on: the identity lacks the sharding key, or the key is
 // translated by a mapping that may have changed since.
 func (t *Table) loose() bool {
@@ -57,4 +71,15 @@ func (t *Table) loose() bool {
 		}
 	}
 	return false
+}
+
+// sourceRows and destRows name the table's rows in SELECT, UPDATE, DELETE and TRUNCATE.
+func (t *Table) sourceRows() string { return rowsOf(t.Source, t.SourceParts) }
+func (t *Table) destRows() string   { return rowsOf(t.Dest, t.DestParts) }
+
+func rowsOf(table pg.Name, parts bool) string {
+	if parts {
+		return table.SQL()
+	}
+	return "only " + table.SQL()
 }

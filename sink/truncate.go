@@ -11,7 +11,7 @@ import (
 
 // emptied is a part of a table's rows that TRUNCATE took away, as the destination has it.
 type emptied struct {
-	table string // the destination's table or partition, as SQL
+	table string // the rows of the destination's table or partition, as SQL
 	rows  string // which of its rows, as SQL; empty: all
 }
 
@@ -71,7 +71,7 @@ func (r *router) emptied(ctx context.Context, t *Table, rels []*pg.Relation) ([]
 		}
 	}
 	if of == len(rels) {
-		return []emptied{{table: t.Dest.SQL()}}, nil
+		return []emptied{{table: t.destRows()}}, nil
 	}
 	var out []emptied
 	for _, rel := range rels {
@@ -83,7 +83,7 @@ func (r *router) emptied(ctx context.Context, t *Table, rels []*pg.Relation) ([]
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, emptied{table: t.Dest.SQL(), rows: rows})
+		out = append(out, emptied{table: t.destRows(), rows: rows})
 	}
 	return out, nil
 }
@@ -105,7 +105,7 @@ func (r *router) constraint(ctx context.Context, leaf *pg.Relation) (string, err
 	return *rows, nil
 }
 
-// emptyMine deletes from every shard those of the rows whose sharding key the source layout places on this source.
+// emptyMine deletes from every shard those of the rows that the source layout places on this source.
 func (r *router) emptyMine(ctx context.Context, t *Table, part emptied) error {
 	rows := part.rows
 	if rows == "" {
@@ -113,8 +113,8 @@ func (r *router) emptyMine(ctx context.Context, t *Table, part emptied) error {
 	}
 	return r.call(ctx, r.live(r.all), func(ctx context.Context, a *applier) error {
 		keys := [][][]byte{{}}
-		if len(t.RuleKey) > 0 {
-			result := a.exec(ctx, statement{sql: fmt.Sprintf("select distinct %s from %s where %s", t.columnList(t.RuleKey), part.table, rows)})
+		if len(t.mineKey()) > 0 {
+			result := a.exec(ctx, statement{sql: fmt.Sprintf("select distinct %s from %s where %s", t.columnList(t.mineKey()), part.table, rows)})
 			if result.Err != nil {
 				return result.Err
 			}
@@ -136,13 +136,13 @@ func (a *applier) emptyKey(ctx context.Context, t *Table, table, rows string, ke
 		return err
 	}
 	row := make(pg.Row, len(t.Columns))
-	for i, c := range t.RuleKey {
+	for i, c := range t.mineKey() {
 		row[c] = key[i]
 	}
 	var s statement
 	s.sql = fmt.Sprintf("delete from %s t where %s", table, rows)
-	if values := s.bind(t, t.RuleKey, row); len(values) > 0 {
-		s.sql += " and " + t.match(t.RuleKey, values)
+	if values := s.bind(t, t.mineKey(), row); len(values) > 0 {
+		s.sql += " and " + t.match(t.mineKey(), values)
 	}
 	return a.exec(ctx, s).Err
 }
