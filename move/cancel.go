@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -34,6 +36,9 @@ type CancelOptions struct {
 // known until nothing else is left.
 func (m *Move) Cancel(ctx context.Context, o CancelOptions) error {
 	known, err := m.mine(ctx, o.TakeOver)
+	if errors.Is(err, ErrNoMove) {
+		return m.nothingToCancel(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -49,7 +54,7 @@ func (m *Move) Cancel(ctx context.Context, o CancelOptions) error {
 		return err
 	}
 	for n := len(m.Destination.Shards) - 1; n >= 0; n-- {
-		err := m.dest(ctx, n, func(conn *pgx.Conn) error { return m.clearShard(ctx, conn, o.DropData) })
+		err := m.dest(ctx, n, func(conn *pgx.Conn) error { return m.clearShard(ctx, n, conn, o.DropData) })
 		if err != nil {
 			return fmt.Errorf("destination shard %d: %w; hint: run the same command again when it can be reached", n, err)
 		}
@@ -97,25 +102,64 @@ func (m *Move) releaseSources(ctx context.Context) error {
 	})
 }
 
+// releaseSource goes in the order of what presses: writes pass, the log is let go, and then what may wait for others'
+// transactions.
 func (m *Move) releaseSource(ctx context.Context, n int, conn *pgx.Conn) error {
-	state, err := readFence(ctx, conn)
-	if err != nil {
+	if err := m.letWrite(ctx, conn); err != nil {
 		return err
 	}
-	if state.Installed {
-		if err := m.fence(conn).lift(ctx, liftAny); err != nil {
-			return err
-		}
-		if err := m.fence(conn).remove(ctx); err != nil {
-			return err
-		}
+	err := errors.Join(replicator.DropSlot(ctx, conn, m.slot(n)), replicator.DropPublication(ctx, conn, m.slot(n)))
+	if err == nil {
+		err = m.removeFence(ctx, fmt.Sprintf("source shard %d", n), conn)
 	}
-	err = errors.Join(replicator.DropSlot(ctx, conn, m.slot(n)), replicator.DropPublication(ctx, conn, m.slot(n)), m.restoreIdentities(ctx, n, conn))
+	if err == nil {
+		err = m.restoreIdentities(ctx, n, conn)
+	}
 	if err != nil {
 		return err
 	}
 	return m.dropBookkeeping(ctx, conn)
 }
+
+// letWrite ends a freeze or a seal. Where writes pass already nothing is lifted: the lock that lifting takes refuses
+// writers while it waits for one in flight, and only a source that is not frozen has any.
+func (m *Move) letWrite(ctx context.Context, conn *pgx.Conn) error {
+	for {
+		state, err := readFence(ctx, conn)
+		if err != nil || !state.Installed || !state.Refuses() {
+			return err
+		}
+		err = m.fence(conn).lift(ctx, liftAny)
+		if !errors.Is(err, errWritersInFlight) { // else the freeze ran out meanwhile, or is about to
+			return err
+		}
+		if err := sleep(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// removeFence takes the fence off a node, one table at a time. A table whose lock is not had within lock_timeout is tried
+// again until it is, or ctx ends; whose transaction is in the way is logged meanwhile.
+func (m *Move) removeFence(ctx context.Context, where string, conn *pgx.Conn) error {
+	state, err := readFence(ctx, conn)
+	if err != nil || !state.Installed {
+		return err
+	}
+	f, told := m.fence(conn), time.Time{}
+	f.Stuck = func(t pg.Name) {
+		if time.Since(told) < tellAgain {
+			return
+		}
+		told = time.Now()
+		if by := holders(ctx, conn, t); by != "" {
+			m.log.Warn("waiting to take the fence off a table; hint: end the transaction that uses it", "node", where, "table", t.String(), "in_the_way", by)
+		}
+	}
+	return f.remove(ctx)
+}
+
+const tellAgain = 10 * time.Second
 
 // dropBookkeeping drops schema pgreshard, unless an earlier move left a layout record there or another move uses it.
 func (m *Move) dropBookkeeping(ctx context.Context, conn *pgx.Conn) error {
@@ -147,15 +191,9 @@ func (m *Move) dropBookkeeping(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // clearShard takes fence, bookkeeping and, if wanted, the data off one destination shard.
-func (m *Move) clearShard(ctx context.Context, conn *pgx.Conn, dropData bool) error {
-	state, err := readFence(ctx, conn)
-	if err != nil {
+func (m *Move) clearShard(ctx context.Context, n int, conn *pgx.Conn, dropData bool) error {
+	if err := m.removeFence(ctx, fmt.Sprintf("destination shard %d", n), conn); err != nil {
 		return err
-	}
-	if state.Installed {
-		if err := m.fence(conn).remove(ctx); err != nil {
-			return err
-		}
 	}
 	if dropData {
 		if err := m.dropTables(ctx, conn); err != nil {
@@ -200,11 +238,18 @@ func (m *Move) Complete(ctx context.Context, release bool) error {
 	if !release {
 		return nil
 	}
-	return m.sources(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
-		state, err := readFence(ctx, conn)
-		if err != nil || !state.Installed {
-			return err
-		}
-		return m.fence(conn).remove(ctx)
+	return m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		return m.removeFence(ctx, fmt.Sprintf("source shard %d", n), conn)
 	})
+}
+
+// SourceFenced says whether a source still has the fence.
+func (m *Move) SourceFenced(ctx context.Context) (bool, error) {
+	fenced := make([]bool, len(m.Source.Shards))
+	err := m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		state, err := readFence(ctx, conn)
+		fenced[n] = state.Installed
+		return err
+	})
+	return slices.Contains(fenced, true), err
 }

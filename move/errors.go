@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"pgreshard/layout"
 	"pgreshard/replicator"
 	"pgreshard/sink"
@@ -49,6 +51,19 @@ func (e *UndoneError) Error() string {
 
 func (e *UndoneError) Unwrap() error { return e.Err }
 
+// GaveUp says that a cutover was given up in its check, at the last of the attempts, for what may pass: no write was refused.
+// Exit code 4, as where a freeze was undone for the same.
+func GaveUp(err error) bool {
+	var s *stepError
+	return errors.As(err, &s) && s.step == "check" && mayPass(err)
+}
+
+// InTheWay says that open transactions are why a cutover was not made.
+func InTheWay(err error) bool {
+	var undone *UndoneError
+	return errors.Is(err, errWritersInFlight) && (GaveUp(err) || errors.As(err, &undone))
+}
+
 // UnknownError means that the switch was asked for and its outcome could not be read. Exit code 5.
 type UnknownError struct{ Err error }
 
@@ -62,7 +77,7 @@ func (e *UnknownError) Unwrap() error { return e.Err }
 var ErrChangedConfig = errors.New("the configuration differs from the one this move was made with")
 
 // ErrNoMove means that the destination's first shard knows of no move of this name.
-var ErrNoMove = errors.New("there is no such move; hint: `pgreshard migrate` makes it")
+var ErrNoMove = errors.New("there is no such move")
 
 // ended are the errors after which the source's log can no longer be read to the end: the copy must be made again.
 var ended = []error{replicator.ErrSlotMissing, replicator.ErrSlotLost, replicator.ErrConfirmedAhead, replicator.ErrServerBehind,
@@ -74,7 +89,10 @@ const startOver = "`pgreshard cancel --drop-data`, then `pgreshard migrate`; the
 // move it happened; empty where there is nothing to add.
 func Hint(err error) string {
 	var none *sink.PlaceError
+	var connect *pgconn.ConnectError
 	switch {
+	case errors.Is(err, ErrNoMove):
+		return "`pgreshard migrate` makes it; else [move] name or the first destination shard's URL is not what it was made with"
 	case slices.ContainsFunc(ended, func(e error) bool { return errors.Is(err, e) }):
 		return "changes may be lost, so the move must be started over: " + startOver
 	case errors.Is(err, replicator.ErrSlotForeign):
@@ -83,6 +101,8 @@ func Hint(err error) string {
 		return "the stream cannot pass this row, whatever is changed behind it: mend the row or its mapping on the source, or the rules, and start over: " + startOver
 	case errors.As(err, &none):
 		return "give the key exactly one mapping row on the source, or mend the row, and run the same command again; other rules need a new start: " + startOver
+	case errors.As(err, &connect):
+		return "see that the server runs and takes this role and address (URL, pg_hba.conf), then run the same command again"
 	}
 	return ""
 }

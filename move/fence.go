@@ -30,6 +30,7 @@ type fence struct {
 	Conn        *pgx.Conn
 	Epoch       int64         // this worker's; every change of a flag raises in the server where it is not the node's
 	LockTimeout time.Duration // bounds each wait for a lock
+	Stuck       func(pg.Name) // nil, or told of each table whose lock was not had when arming or disarming it
 }
 
 const fenceInstallLock = `select pg_advisory_xact_lock(hashtextextended('pgreshard.install', 0))`

@@ -80,6 +80,24 @@ func blockers(ctx context.Context, q pg.Querier, olderThan time.Duration) ([]Blo
 	return out, nil
 }
 
+const selectHolders = `
+select a.pid, coalesce(a.usename, ''), extract(epoch from clock_timestamp() - a.xact_start)::float8, a.query
+  from pg_locks l join pg_stat_activity a using (pid)
+ where l.relation = $1::text::regclass and l.database = (select oid from pg_database where datname = current_database())
+   and l.granted and a.pid <> pg_backend_pid() and a.xact_start is not null
+ order by 3 desc`
+
+// holders names, in words, the oldest session that has a lock on a table; empty where none is seen.
+func holders(ctx context.Context, q pg.Querier, table pg.Name) string {
+	var b Blocker
+	var seconds float64
+	if err := q.QueryRow(ctx, selectHolders, table.SQL()).Scan(&b.PID, &b.User, &seconds, &b.Statement); err != nil {
+		return ""
+	}
+	b.Age, b.Statement = time.Duration(seconds*float64(time.Second)), withoutValues(b.Statement)
+	return b.String()
+}
+
 const statementLength = 200
 
 // withoutValues puts '?' for every literal of a statement and takes comments out, which carry values too. A literal

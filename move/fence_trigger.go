@@ -85,6 +85,9 @@ func (f fence) rounds(ctx context.Context, what string, left func() ([]pg.Name, 
 			switch {
 			case lockNotHad(err) || undefinedTable(err):
 				stuck = append(stuck, t.String())
+				if f.Stuck != nil {
+					f.Stuck(t)
+				}
 			case err != nil && ctx.Err() == nil:
 				return fmt.Errorf("%s on %s: %w", what, t, err)
 			}

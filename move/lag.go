@@ -7,8 +7,9 @@ import (
 	"pgreshard/pg"
 )
 
-// lagMeter tells how far a stream is behind its source: where the source's log was, at the moments it was asked. The
-// latest of those positions that is applied says since when the shards lack something.
+// lagMeter tells how far a stream is behind its source: where the source's log was, at the moments it was asked, by the
+// stream itself and, so that the lag grows also while that is interrupted, by whoever looks at the nodes. The latest of
+// those positions that is applied says since when the shards lack something.
 type lagMeter struct {
 	mu   sync.Mutex
 	seen []reading // oldest first; the first is the latest applied one, or the first of all
@@ -25,6 +26,9 @@ const maxReadings = 1024
 func (l *lagMeter) asked(end pg.LSN, at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if n := len(l.seen); n > 0 && end < l.seen[n-1].end { // asked on another session, and answered earlier
+		return
+	}
 	if len(l.seen) == maxReadings {
 		for i := range maxReadings / 2 {
 			l.seen[i] = l.seen[2*i]

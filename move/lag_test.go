@@ -36,3 +36,15 @@ func TestLagIsMeasuredFromTheLatestPositionThatIsApplied(t *testing.T) {
 		t.Errorf("level again, %d bytes are lacking", bytes)
 	}
 }
+
+func TestALagGrowsWhoeverAsksTheSourceAndNeverShrinksByAnAnswerThatComesLate(t *testing.T) {
+	t.Parallel()
+	var l lagMeter
+	start := time.Now()
+	l.asked(100, start)
+	l.asked(500, start.Add(time.Second))
+	l.asked(300, start.Add(2*time.Second)) // asked before the other and answered after it
+	if bytes, age, ok := l.at(100, start.Add(2*time.Second)); bytes != 400 || age != 2*time.Second || !ok {
+		t.Errorf("%d bytes, %v, %v", bytes, age, ok)
+	}
+}

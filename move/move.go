@@ -49,10 +49,10 @@ type Move struct {
 // New makes a Move; nothing is connected or changed before a verb runs.
 func New(c Config, log *slog.Logger) *Move {
 	for i := range c.Source.Shards {
-		c.Source.Shards[i].Number = i
+		c.Source.Shards[i].Side, c.Source.Shards[i].Number = "source", i
 	}
 	for i := range c.Destination.Shards {
-		c.Destination.Shards[i].Number = i
+		c.Destination.Shards[i].Side, c.Destination.Shards[i].Number = "destination", i
 	}
 	m := &Move{Config: c, log: log, router: sink.Router{Lookups: lookup.New(c.LookupBytes)}, serving: c.Source.Layout}
 	m.verified.State = "none"

@@ -93,7 +93,8 @@ func (m *Move) lookAtNodes(ctx context.Context) {
 	})
 }
 
-const selectSlotHealth = `select coalesce(confirmed_flush_lsn::text, ''), pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, safe_wal_size
+const selectSlotHealth = `select pg_current_wal_insert_lsn()::text, coalesce(confirmed_flush_lsn::text, ''),
+		pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, safe_wal_size
 	from pg_replication_slots where slot_name = $1 and database = current_database()`
 
 // look asks a node whether it is there, and a source about our slot. It takes a session, nil for none, and gives back
@@ -106,11 +107,12 @@ func (m *Move) look(ctx context.Context, n node, conn *pgx.Conn) *pgx.Conn {
 		conn, err = pg.Open(bounded, m.shardOf(n), pg.Reader, m.app())
 	}
 	var slot *slotHealth
+	var end pg.LSN // of the source's log
 	switch {
 	case err != nil:
 	case n.source:
 		var s slotHealth
-		if err = conn.QueryRow(bounded, selectSlotHealth, m.slot(n.number)).Scan(&s.confirmed, &s.retained, &s.safe); err == nil {
+		if err = conn.QueryRow(bounded, selectSlotHealth, m.slot(n.number)).Scan(&end, &s.confirmed, &s.retained, &s.safe); err == nil {
 			slot = &s
 		} else if errors.Is(err, pgx.ErrNoRows) {
 			err = nil
@@ -129,6 +131,9 @@ func (m *Move) look(ctx context.Context, n node, conn *pgx.Conn) *pgx.Conn {
 	delete(m.health.silent, n)
 	if n.source {
 		m.health.slots[n.number] = slot
+		if f := m.followerOf(n.number); f != nil && slot != nil {
+			f.behind.asked(end, time.Now())
+		}
 	}
 	if err == nil {
 		return conn

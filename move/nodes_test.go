@@ -87,6 +87,17 @@ func TestANodeThatDoesNotAnswerIsNamed(t *testing.T) {
 		if got.State != "streaming" || got.SafeToCutOver.OK || !slices.Contains(got.SafeToCutOver.Because, got.Waiting[0]) || got.Error != nil {
 			t.Errorf("%s is down: the worker says %+v", c.name, got)
 		}
+		if c.cluster == clusters[2] { // what is written from now on is not on every shard, and is told to be lacking
+			lag := func(s move.Status) int64 {
+				if len(s.Streams) == 0 || s.Streams[0].LagBytes == nil {
+					return 0
+				}
+				return *s.Streams[0].LagBytes
+			}
+			was := lag(got)
+			source.Exec(t, `insert into items select g, repeat('x', 1000) from generate_series(10000, 10099) g`)
+			awaitStatus(t, "behind", worker.Snapshot, func(s move.Status) bool { return lag(s) > was+100_000 })
+		}
 		got, err := ask()
 		if !named(got) || got.SafeToCutOver.OK || strings.Contains(got.Waiting[0], "postgres") {
 			t.Errorf("%s is down: the bookkeeping says %+v", c.name, got)

@@ -15,6 +15,7 @@ import (
 
 // Plan is what a move would do and everything that keeps it from starting. Making one changes nothing.
 type Plan struct {
+	State    string          `json:"state,omitempty"` // of the move, where it has been made already
 	Nodes    []PlannedNode   `json:"nodes"`
 	Tables   []PlannedTable  `json:"tables"`
 	Problems layout.Problems `json:"problems"`
@@ -58,6 +59,9 @@ func (m *Move) Plan(ctx context.Context) (*Plan, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
+	if state := p.plan.State; state != StateSwitched && state != StateCompleted { // else the record is this move's own
+		p.plan.Problems = append(p.plan.Problems, p.serving...)
+	}
 	if sources {
 		p.checkNames(ctx)
 		if err := p.checkTables(ctx); err != nil {
@@ -73,6 +77,7 @@ type planner struct {
 	mu      sync.Mutex
 	systems map[string]string // system identifier and database to which shard it is
 	fresh   bool              // the home was asked and knows no move of this name
+	serving layout.Problems   // sources on which another layout serves
 }
 
 func (p *planner) problem(where, what, hint string) {

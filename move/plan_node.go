@@ -3,10 +3,12 @@ package move
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
 	"pgreshard/checkpoints"
+	"pgreshard/layout"
 	"pgreshard/pg"
 )
 
@@ -48,15 +50,33 @@ func (p *planner) checkSource(ctx context.Context, where string, n int, conn *pg
 func (p *planner) checkServing(ctx context.Context, where string, conn *pgx.Conn) {
 	serving, err := checkpoints.ReadServing(ctx, conn)
 	if err == nil && serving != nil && serving.Version != p.Source.Layout {
-		p.problem(where, fmt.Sprintf("layout %d is recorded as serving there, the configuration says [source] layout = %d", serving.Version, p.Source.Layout),
-			"`pgreshard layout` shows the serving layout")
+		p.serving = append(p.serving, layout.Problem{Table: where,
+			What: fmt.Sprintf("layout %d of %s is recorded as serving there, the configuration says [source] layout = %d", serving.Version, serving.Database, p.Source.Layout),
+			Hint: p.servingHint(ctx, conn, serving.Version)})
 	}
+}
+
+// servingHint tells a shard of the layout that serves from one that an earlier move has left behind.
+func (p *planner) servingHint(ctx context.Context, conn *pgx.Conn, serving int) string {
+	state, err := readFence(ctx, conn)
+	fresh := "to begin anew from layout %d here, drop that record: drop schema pgreshard cascade"
+	switch {
+	case err == nil && state.Installed && state.Layout != int64(serving):
+		return fmt.Sprintf("an earlier move has retired this database and its fence refuses writes: first `pgreshard complete --release-source` with that move's file; "+fresh, p.Source.Layout)
+	case err == nil && !state.Installed:
+		return fmt.Sprintf("if this shard belongs to it: [source] layout = %d, [destination] layout = %d; if an earlier move has left this database behind and its fence is off: "+
+			fresh, serving, serving+1, p.Source.Layout)
+	}
+	return "`pgreshard layout` shows the serving layout"
 }
 
 func (p *planner) checkDestination(ctx context.Context, where string, n int, conn *pgx.Conn) {
 	if n == 0 { // the home
 		known, err := checkpoints.FindMove(ctx, conn, p.Name)
 		p.fresh = err == nil && known == nil
+		if known != nil {
+			p.plan.State = known.State
+		}
 	}
 	writer, err := pg.Open(ctx, p.Destination.Shards[n], pg.Writer, p.app())
 	if err != nil {
@@ -76,9 +96,19 @@ func (p *planner) checkDestination(ctx context.Context, where string, n int, con
 		p.problem(where, "its tables cannot be read: "+err.Error(), "")
 		return
 	}
-	for _, t := range catalog.Roots() {
-		if p.matches(t.Name) {
-			p.problem(where, fmt.Sprintf("table %s exists already", t.Name), "drop it, or set [schema] create = false if it is meant to be filled")
-		}
+	if taken := p.takenNames(catalog); len(taken) > 0 {
+		p.problem(where, existAlready(taken), "if nothing needs them (a cancel without --drop-data leaves them): "+dropTables(taken)+
+			"; if they are meant to be filled: [schema] create = false")
 	}
+}
+
+func existAlready(tables []pg.Name) string {
+	var names []string
+	for _, t := range tables {
+		names = append(names, t.String())
+	}
+	if len(names) == 1 {
+		return "table " + names[0] + " exists already"
+	}
+	return "tables " + strings.Join(names, ", ") + " exist already"
 }

@@ -37,6 +37,7 @@ func (p *planner) checkTables(ctx context.Context) error {
 			p.checkIdentity(inv, leaf, n)
 		}
 	}
+	p.checkBehind(ctx, inv)
 	if !p.CreateSchema {
 		p.checkExisting(ctx, inv)
 	}
@@ -46,9 +47,55 @@ func (p *planner) checkTables(ctx context.Context) error {
 	for _, rule := range inv.layout.Unused() {
 		p.note("no table of the move comes under %s", rule)
 	}
+	p.noteUnknown(inv)
 	p.notMoved(inv)
-	return p.noteForeignKeys(ctx, inv)
+	return errors.Join(p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
 }
+
+// noteUnknown names what [[omnisharded_tables]] lists and the source has not.
+func (p *planner) noteUnknown(inv *inventory) {
+	for _, entry := range p.Destination.spec().Omni {
+		for _, name := range entry.Tables {
+			known := slices.ContainsFunc(inv.tables, func(t *moved) bool { return name == t.name.Table || name == t.name.String() })
+			if !known {
+				p.note("[[omnisharded_tables]] names %s, and no table of the move is called so", name)
+			}
+		}
+	}
+}
+
+// noteSequences: a value that one shard hands out for an omnisharded table must be the row's on all of them.
+func (p *planner) noteSequences(ctx context.Context, inv *inventory) error {
+	if len(p.Destination.Shards) == 1 || p.Sequences != string(SequencesStride) {
+		return nil
+	}
+	return p.on(ctx, p.Source.Shards[0], pg.Reader, func(conn *pgx.Conn) error {
+		rows, err := conn.Query(ctx, selectSequenceTables)
+		if err != nil {
+			return err
+		}
+		var table pg.Name
+		var columns string
+		_, err = pgx.ForEachRow(rows, []any{&table.Schema, &table.Table, &columns}, func() error {
+			if t := inv.byName[table]; t != nil && t.rule.Omni {
+				p.note("omnisharded %s takes %s from a sequence, of which each shard hands out other values (stride): take a value on one shard, "+
+					"and write the row with it to all of them", table, columns)
+			}
+			return nil
+		})
+		return err
+	})
+}
+
+// Identity columns, and those whose default names a sequence.
+const selectSequenceTables = `
+select n.nspname, c.relname, string_agg(a.attname, ', ' order by a.attnum)
+  from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_namespace n on n.oid = c.relnamespace
+ where c.relkind in ('r', 'p') and a.attnum > 0 and not a.attisdropped
+   and (a.attidentity <> '' or exists (select from pg_attrdef f join pg_depend d on d.classid = 'pg_attrdef'::regclass and d.objid = f.oid
+         join pg_class s on d.refclassid = 'pg_class'::regclass and s.oid = d.refobjid and s.relkind = 'S'
+        where f.adrelid = c.oid and f.adnum = a.attnum))
+ group by 1, 2 order by 1, 2`
 
 // noteForeignKeys names the foreign keys that hold only as long as both rows live on one shard.
 func (p *planner) noteForeignKeys(ctx context.Context, inv *inventory) error {

@@ -36,6 +36,10 @@ func (e *NoRouteError) Unwrap() error { return e.Err }
 
 // Hint says what the answer means.
 func (e *NoRouteError) Hint() string {
+	var none *layout.NoShardError
+	if errors.As(e.Err, &none) && strings.Contains(none.Reason, "not a value of the type") {
+		return "give a value of the column's type"
+	}
 	return "a row with this key would stop the move: give it a mapping, or name another key"
 }
 
@@ -104,10 +108,15 @@ func (m *Move) routeRow(ctx context.Context, inv *inventory, dest *pg.Catalog, t
 	}
 	shard, err := m.router.Place(ctx, st, datums, destAsker{m, st})
 	var none *sink.PlaceError
-	if errors.As(err, &none) {
+	switch code := pg.Code(err); {
+	case errors.As(err, &none):
 		return &NoRouteError{t.name, none.Err}
-	}
-	if err != nil {
+	case code == "42P01" || code == "3F000":
+		return fmt.Errorf("%s: a key is translated by what its lookup_query reads on the destination, and that is not there yet: %w; hint: ask again once `pgreshard migrate` has copied it",
+			t.name, err)
+	case strings.HasPrefix(code, "22"):
+		return fmt.Errorf("%s: the key is not a value lookup_query takes: %w; hint: give a value of the type of %s", t.name, err, strings.Join(t.rule.Columns, ", "))
+	case err != nil:
 		return err
 	}
 	if t.query != nil {

@@ -47,3 +47,31 @@ func TestAKeyOfTwoColumnsIsRoutedAsPostgresPartitions(t *testing.T) {
 		t.Errorf("a key of another type: %v", err)
 	}
 }
+
+func TestARouteThatCannotBeToldSaysWhy(t *testing.T) {
+	t.Parallel()
+	source := pgtest.Shared(t).Database(t)
+	source.Exec(t, `create table tenants (id bigint primary key, home bigint); create table users (id bigint primary key)`)
+	shard := pgtest.SharedDestination(t).Database(t)
+	s := smallMoveOf(t, source, []*pgtest.DB{shard}, "id")
+	s.config.Destination.Spec.Tables = []layout.ShardedTable{
+		{Database: "app_sharded", Name: "users", Columns: []string{"id"}, LookupQuery: "select home from tenants where id = $1"},
+		{Database: "app_sharded", Name: "tenants", Columns: []string{"id"}}}
+	m := s.move()
+	for _, c := range []struct{ what, table, key, want string }{
+		{"before the move", "users", "1", "hint: ask again once `pgreshard migrate` has copied it"},
+		{"a key of another type", "tenants", "abc", "not a value of the type"},
+	} {
+		if _, err := m.Route(t.Context(), c.table, []string{c.key}); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.what, err)
+		}
+	}
+	shard.Exec(t, `create table tenants (id bigint primary key, home bigint)`)
+	if _, err := m.Route(t.Context(), "users", []string{"abc"}); err == nil || !strings.Contains(err.Error(), "hint: give a value of the type of id") {
+		t.Errorf("a key the lookup does not take: %v", err)
+	}
+	var none *move.NoRouteError
+	if _, err := m.Route(t.Context(), "tenants", []string{"abc"}); !errors.As(err, &none) || none.Hint() != "give a value of the column's type" {
+		t.Errorf("a key of another type: %v", err)
+	}
+}

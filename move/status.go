@@ -23,7 +23,9 @@ type Status struct {
 	Lookup        LookupStatus   `json:"lookup"`
 	Verify        VerifyStatus   `json:"verify"`
 	Cutover       CutoverStatus  `json:"cutover"`
-	Worker        string         `json:"worker,omitempty"`  // who holds the lease, in words; empty: nobody
+	Worker        string         `json:"worker,omitempty"`  // who holds the lease, in words; empty: nobody, or who answers
+	Idle          bool           `json:"idle,omitempty"`    // no worker runs
+	Fences        []FenceStatus  `json:"fences,omitempty"`  // of the sources that have one, as read by who is no worker
 	Address       string         `json:"address,omitempty"` // where that worker listens
 }
 
@@ -79,6 +81,14 @@ type ShardStatus struct {
 	Transactions   int64     `json:"transactions"` // source transactions applied
 	Batches        int64     `json:"batches"`      // destination transactions committed
 	ApplySeconds   float64   `json:"apply_seconds"`
+}
+
+// FenceStatus is what a source's fence does: writes pass, are refused until a moment of that server's clock, or, where it
+// names none, for good.
+type FenceStatus struct {
+	Source  int        `json:"source"`
+	Refuses bool       `json:"refuses"`
+	Until   *time.Time `json:"until,omitempty"`
 }
 
 // RowCounts counts applied rows by what was done with them.

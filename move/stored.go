@@ -3,6 +3,7 @@ package move
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -40,14 +41,54 @@ func (m *Move) Status(ctx context.Context) (Status, error) {
 	switch {
 	case err != nil:
 		return s, err
-	case lease.Live():
+	case lease.Live() && !gone(*lease):
+		s.SafeToCutOver = m.storedSafe(s, "the worker does not answer, so how far its streams are is not known")
 		s.Worker = fmt.Sprintf("pid %d on %s, last heard %.0f s ago", lease.PID, lease.Host, lease.Age.Seconds())
 		s.Address = lease.Address
 	default:
-		s.SafeToCutOver = SafeToCutOver{Because: append([]string{"no worker runs"}, s.Waiting...)}
+		s.Idle = true
+		s.SafeToCutOver = m.storedSafe(s, "no worker runs")
 	}
+	s.Fences = m.storedFences(ctx)
 	s.Streams = m.storedStreams(ctx, s.Streams)
 	return s, ctx.Err()
+}
+
+// storedSafe is never yes: who is no worker does not know how far the streams are. After the switch nothing else counts.
+func (m *Move) storedSafe(s Status, why string) SafeToCutOver {
+	switch s.State {
+	case StateSwitched, StateCompleted, StateCancelled:
+		return SafeToCutOver{Because: []string{"the move is " + s.State}}
+	case StateStreaming:
+		return SafeToCutOver{Because: append([]string{why}, s.Waiting...)}
+	}
+	return SafeToCutOver{Because: append([]string{why, "the move is " + s.State}, s.Waiting...)}
+}
+
+// storedFences reads what the fence of each source does, where it has one and answers.
+func (m *Move) storedFences(ctx context.Context) (out []FenceStatus) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	for n := range m.Source.Shards {
+		if _, silent := m.silent(node{true, n}); silent {
+			continue
+		}
+		var state fenceState
+		err := m.source(ctx, n, func(conn *pgx.Conn) (err error) {
+			state, err = readFence(ctx, conn)
+			return err
+		})
+		if err != nil || !state.Installed {
+			continue
+		}
+		f := FenceStatus{Source: n, Refuses: state.Refuses()}
+		if f.Refuses && !state.Sealed() {
+			until := time.UnixMicro(state.Until).UTC()
+			f.Until = &until
+		}
+		out = append(out, f)
+	}
+	return out
 }
 
 // silent says whether a node did not answer when last looked at, and why.

@@ -107,7 +107,7 @@ func Open(ctx context.Context, shard Shard, role Role, app string) (*pgx.Conn, e
 	}
 	conn, err := pgx.ConnectConfig(ctx, c)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", shard, err)
+		return nil, fmt.Errorf("connect to %s: %w", shard, &openError{err})
 	}
 	return conn, nil
 }
@@ -125,7 +125,7 @@ func OpenReplication(ctx context.Context, shard Shard, app string, notice func(*
 	}
 	conn, err := pgconn.ConnectConfig(ctx, &c.Config)
 	if err != nil {
-		return nil, fmt.Errorf("replication connection to %s: %w", shard, err)
+		return nil, fmt.Errorf("replication connection to %s: %w", shard, &openError{err})
 	}
 	return conn, nil
 }

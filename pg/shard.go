@@ -1,10 +1,14 @@
 package pg
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Shard is how to reach one shard's primary. URL is asked anew at every connect, so that a rotated password or a
 // moved leader needs no restart; it may name several hosts.
 type Shard struct {
+	Side   string // "source" or "destination", for messages; may be empty
 	Number int
 	URL    func() (string, error)
 }
@@ -15,4 +19,6 @@ func FixedURL(number int, url string) Shard {
 }
 
 // String names the shard in messages; it never shows the URL.
-func (s Shard) String() string { return fmt.Sprintf("shard %d", s.Number) }
+func (s Shard) String() string {
+	return strings.TrimLeft(fmt.Sprintf("%s shard %d", s.Side, s.Number), " ")
+}

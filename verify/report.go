@@ -22,6 +22,9 @@ type State string
 const (
 	Clean   State = "clean"   // both sides were read whole and are equal, every row on its shard
 	Differs State = "differs" // at least one row is not as it must be
+	// Changed: the sums differed, and no row did when the rows were read: they were written or on their way meanwhile, so
+	// nothing can be said.
+	Changed State = "changed"
 	Partial State = "partial" // a node did not answer: nothing can be said, whatever else was found
 )
 
@@ -106,6 +109,21 @@ func (r *Report) Clean() bool {
 	return true
 }
 
+// Moving says that no row differs, but that tables were changed while they were compared.
+func (r *Report) Moving() bool {
+	moving := false
+	for i := range r.Tables {
+		switch r.Tables[i].State {
+		case Clean:
+		case Changed:
+			moving = true
+		default:
+			return false
+		}
+	}
+	return moving
+}
+
 // Differences is the sum over the tables.
 func (r *Report) Differences() (n int64) {
 	for i := range r.Tables {
@@ -129,8 +147,10 @@ func (t *TableReport) settle() {
 	switch {
 	case len(t.Failures) > 0:
 		t.State = Partial
-	case t.differs || t.Differences() > 0:
+	case t.Differences() > 0:
 		t.State = Differs
+	case t.differs:
+		t.State = Changed
 	default:
 		t.State = Clean
 	}

@@ -30,7 +30,7 @@ func (a *app) planCommand() *cobra.Command {
 				if err := writeReport(file, p); err != nil {
 					return err
 				}
-				return checked(a.print(asJSON, p), p, "problems block the move")
+				return checked(a.print(asJSON, p), p, "problems block the move", "")
 			})
 		},
 	}
@@ -41,9 +41,9 @@ func (a *app) planCommand() *cobra.Command {
 }
 
 // checked turns a result that is not well into exit 3, after it was printed.
-func checked(err error, r report, what string) error {
+func checked(err error, r report, what, hint string) error {
 	if err == nil && !r.OK() {
-		return &exitError{code: exitCheck, err: errors.New(what)}
+		return &exitError{code: exitCheck, hint: hint, err: errors.New(what)}
 	}
 	return err
 }
@@ -72,7 +72,12 @@ func (a *app) verifyCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return checked(a.print(asJSON, r), r, "source and destination differ")
+				err = a.print(asJSON, r)
+				if v, ok := r.(verifyReport); ok && err == nil && v.Moving() {
+					return &exitError{code: exitCheck, hint: "compare again when nothing writes; the cutover compares in its freeze",
+						err: errors.New("no row differs, but tables were written while they were compared, so it is not proved that they are equal")}
+				}
+				return checked(err, r, "source and destination differ", "rows on their way show as differences while applications write: compare again; what stays is a difference")
 			})
 		},
 	}

@@ -22,11 +22,12 @@ import (
 type fakeEngine struct {
 	status  move.Status
 	ok      bool
+	fenced  bool
 	migrate func(context.Context, func(context.Context) (bool, error)) error
 }
 
 func (*fakeEngine) Cancel(context.Context, move.CancelOptions) error { return nil }
-func (*fakeEngine) Complete(context.Context, bool) error             { return nil }
+func (e *fakeEngine) Complete(context.Context, bool) (bool, error)   { return e.fenced, nil }
 
 type fakeReport struct {
 	Name string `json:"name"`
@@ -171,15 +172,21 @@ func TestTheWorkersErrorBecomesTheExitCode(t *testing.T) {
 	e := &fakeEngine{migrate: func(context.Context, func(context.Context) (bool, error)) error {
 		return fmt.Errorf("cut over: %w", undone{})
 	}}
-	code, _, stderr := call(t, e, freePort(t), "migrate")
+	code, _, stderr := call(t, e, freePort(t), "migrate", "--yes")
 	if code != exitUndone || !strings.Contains(stderr, "the cutover was undone (hint: ") {
 		t.Errorf("got %d, %s", code, stderr)
 	}
 }
 
-func TestWithoutATerminalNobodyIsAsked(t *testing.T) {
+func TestWithoutATerminalNobodyIsAskedAndMigrateWantsToBeTold(t *testing.T) {
 	t.Parallel()
-	for want, args := range map[bool][]string{true: {"migrate"}, false: {"migrate", "--hold"}} {
+	run := false
+	e := &fakeEngine{migrate: func(context.Context, func(context.Context) (bool, error)) error { run = true; return nil }}
+	code, _, stderr := call(t, e, freePort(t), "migrate")
+	if code != exitUsage || run || !strings.Contains(stderr, "(hint: --yes to switch without asking, --hold to follow only)") {
+		t.Errorf("neither --yes nor --hold: %d, run %v\n%s", code, run, stderr)
+	}
+	for want, args := range map[bool][]string{true: {"migrate", "--yes"}, false: {"migrate", "--hold"}} {
 		e := &fakeEngine{migrate: func(ctx context.Context, ready func(context.Context) (bool, error)) error {
 			if got, err := ready(ctx); err != nil || got != want {
 				return fmt.Errorf("ready: %v, %w", got, err)
@@ -195,9 +202,11 @@ func TestWithoutATerminalNobodyIsAsked(t *testing.T) {
 func TestOnlyAYesIsAYes(t *testing.T) {
 	t.Parallel()
 	for answer, want := range map[string]bool{"y\n": true, "YES\n": true, "n\n": false, "\n": false, "": false} {
-		a := &app{stdin: strings.NewReader(answer), stderr: io.Discard}
-		if got, err := a.ready(t.Context(), window{}, false, true); err != nil || got != want {
-			t.Errorf("%q: %v, %v", answer, got, err)
+		var said bytes.Buffer
+		a := &app{stdin: strings.NewReader(answer), stderr: &said}
+		got, err := a.ready(t.Context(), window{}, false, true)
+		if err != nil || got != want || strings.Contains(said.String(), "Not cutting over: ") == want {
+			t.Errorf("%q: %v, %v, %s", answer, got, err, said.String())
 		}
 	}
 }
@@ -221,7 +230,7 @@ func TestStatusAsksTheRunningWorkerFirst(t *testing.T) {
 		}
 		return nil
 	}
-	if code, _, stderr := call(t, worker, listen, "migrate"); code != 0 {
+	if code, _, stderr := call(t, worker, listen, "migrate", "--yes"); code != 0 {
 		t.Error(stderr)
 	}
 	code, stdout, _ := call(t, bookkeeping, listen, "status")
@@ -241,7 +250,7 @@ func TestAnAddressInUseDoesNotStopTheMove(t *testing.T) {
 		_ = l.Close() // the worker that had it has gone
 		return waitFor(ctx, "http://"+listen+"/healthz")
 	}}
-	if code, _, stderr := call(t, e, listen, "migrate"); code != 0 {
+	if code, _, stderr := call(t, e, listen, "migrate", "--yes"); code != 0 {
 		t.Error(stderr)
 	}
 }
@@ -282,5 +291,25 @@ func TestASecondWorkerUsesTheTokenOfTheFirst(t *testing.T) {
 	t.Setenv(tokenVariable, "mine")
 	if token, err := makeToken("m"); err != nil || token != "mine" {
 		t.Errorf("token %q, %v", token, err)
+	}
+}
+
+func TestTheEndOfAMoveNamesWhatStays(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		args           []string
+		fenced         bool
+		stdout, stderr string
+	}{
+		"cancel keeps the tables and says so before and after": {args: []string{"cancel"},
+			stdout: "cancelled: the copied tables stay on the shards; drop them", stderr: "the copied tables stay on the shards; --drop-data drops them too"},
+		"with --drop-data nothing is left":           {args: []string{"cancel", "--drop-data"}, stdout: "cancelled: nothing of it is left on any node\n"},
+		"complete names the fence":                   {args: []string{"complete"}, fenced: true, stdout: "what stays: the layout record on every shard, and the fence on the retired source\n"},
+		"complete again, after the fence was let go": {args: []string{"complete"}, stdout: "what stays: the layout record on every shard\n"},
+	} {
+		code, stdout, stderr := call(t, &fakeEngine{fenced: test.fenced}, freePort(t), test.args...)
+		if code != 0 || !strings.Contains(stdout, test.stdout) || !strings.Contains(stderr, test.stderr) || test.stderr == "" && stderr != "" {
+			t.Errorf("%s: %d\n%s%s", name, code, stdout, stderr)
+		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"pgreshard/move"
 )
 
 // small is the least a configuration needs; tests add to it. Its shards are 1 and 2.
@@ -263,6 +265,36 @@ func TestAWindowIsOpenInItsOwnZone(t *testing.T) {
 		}
 		if got := w.open(at(test.at)); got != test.want {
 			t.Errorf("%q at %s: open %v, want %v", test.window, test.at, got, test.want)
+		}
+	}
+}
+
+func TestAStatusNamesAWindowThatIsClosedAndWhenItOpens(t *testing.T) {
+	t.Parallel()
+	w, err := parseWindow("02:30-04:00 Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	safe := move.Status{State: "streaming", SafeToCutOver: move.SafeToCutOver{OK: true}}
+	for at, want := range map[string]string{
+		"2026-01-01T00:29:00Z": "the cutover window is closed, it opens at 2026-01-01 02:30 CET",
+		"2026-01-01T03:00:00Z": "the cutover window is closed, it opens at 2026-01-02 02:30 CET",
+		"2026-07-31T12:00:00Z": "the cutover window is closed, it opens at 2026-08-01 02:30 CEST",
+		"2026-01-01T01:30:00Z": "",
+	} {
+		now, err := time.Parse(time.RFC3339, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := w.tell(safe, now)
+		if because := strings.Join(got.SafeToCutOver.Because, "; "); because != want || got.SafeToCutOver.OK != (want == "") || len(got.Waiting) > 0 {
+			t.Errorf("%s: %+v", at, got.SafeToCutOver)
+		}
+		if got := w.tell(move.Status{State: "copying"}, now); len(got.SafeToCutOver.Because) > 0 {
+			t.Errorf("a move that copies: %+v", got.SafeToCutOver)
+		}
+		if got := (window{}).tell(safe, now); !got.SafeToCutOver.OK {
+			t.Errorf("without a window: %+v", got.SafeToCutOver)
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"pgreshard/move"
 )
 
 // byteSize is a number of bytes, written as PostgreSQL writes sizes: "64MB", units of 1024. A bare number is bytes.
@@ -107,4 +109,24 @@ func (w window) open(t time.Time) bool {
 		return w.from <= since && since < w.to
 	}
 	return since >= w.from || since < w.to
+}
+
+// opens is when a window that is not open at t opens next.
+func (w window) opens(t time.Time) time.Time {
+	local := t.In(w.zone)
+	for day := 0; ; day++ {
+		at := time.Date(local.Year(), local.Month(), local.Day()+day, 0, int(w.from/time.Minute), 0, 0, w.zone)
+		if at.After(t) {
+			return at
+		}
+	}
+}
+
+// tell adds to the status of a move that follows its source that the window is closed.
+func (w window) tell(s move.Status, now time.Time) move.Status {
+	if s.State == move.StateStreaming && !w.open(now) {
+		closed := "the cutover window is closed, it opens at " + w.opens(now).Format("2006-01-02 15:04 MST")
+		s.SafeToCutOver = move.SafeToCutOver{Because: append([]string{closed}, s.SafeToCutOver.Because...)}
+	}
+	return s
 }

@@ -18,10 +18,18 @@ func (a *app) cancelCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.with(c.Context(), func(e engine, config *Config) error {
+				const stay = "the copied tables stay on the shards"
+				if !o.DropData {
+					fmt.Fprintf(a.stderr, "pgreshard: %s; --drop-data drops them too\n", stay)
+				}
 				if err := e.Cancel(c.Context(), o); err != nil {
 					return err
 				}
-				_, err := fmt.Fprintf(a.stdout, "move %s is cancelled: nothing of it is left on any node\n", config.Move.Name)
+				left := "nothing of it is left on any node"
+				if !o.DropData {
+					left = stay + "; drop them there before the next migrate; nothing else of it is left on any node"
+				}
+				_, err := fmt.Fprintf(a.stdout, "move %s is cancelled: %s\n", config.Move.Name, left)
 				return err
 			})
 		},
@@ -41,14 +49,15 @@ func (a *app) completeCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.with(c.Context(), func(e engine, config *Config) error {
-				if err := e.Complete(c.Context(), release); err != nil {
+				fenced, err := e.Complete(c.Context(), release)
+				if err != nil {
 					return err
 				}
-				stays := "the layout record on every shard, and the fence on the retired source"
-				if release {
-					stays = "the layout record on every shard"
+				stays := "the layout record on every shard"
+				if fenced {
+					stays += ", and the fence on the retired source"
 				}
-				_, err := fmt.Fprintf(a.stdout, "move %s is completed; what stays: %s\n", config.Move.Name, stays)
+				_, err = fmt.Fprintf(a.stdout, "move %s is completed; what stays: %s\n", config.Move.Name, stays)
 				return err
 			})
 		},

@@ -17,9 +17,10 @@ type engine interface {
 	// Route takes a value for each of the sharding columns; an empty table: where all rules agree.
 	Route(ctx context.Context, table string, key []string) (report, error)
 	Layout(context.Context) (report, error)
-	// Cancel and Complete act on the databases themselves; no worker may run.
+	// Cancel and Complete act on the databases themselves; no worker may run. Complete says whether a retired source still
+	// has the fence.
 	Cancel(context.Context, move.CancelOptions) error
-	Complete(ctx context.Context, release bool) error
+	Complete(ctx context.Context, release bool) (fenced bool, err error)
 
 	// Status reads the bookkeeping tables; Snapshot is what the worker in this process knows, and asks nobody.
 	Status(context.Context) (move.Status, error)

@@ -60,7 +60,7 @@ func moveCode(err error) int {
 	switch {
 	case errors.As(err, &unknown):
 		return exitUnknown
-	case errors.As(err, &undone):
+	case errors.As(err, &undone), move.GaveUp(err):
 		return exitUndone
 	case errors.As(err, &plan), errors.As(err, &difference):
 		return exitCheck
@@ -85,7 +85,7 @@ func hintOf(err error) string {
 	case exitCheck:
 		return "mend what is listed, then run the same command again"
 	case exitUndone:
-		return "the source serves writes again; pgreshard status says what held the cutover up"
+		return "the source serves writes; mend what is named and run the same command again"
 	case exitUnknown:
 		return "run nothing yet: pgreshard status reads both sides and says which layout serves"
 	}

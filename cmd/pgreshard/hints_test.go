@@ -15,7 +15,7 @@ import (
 // fails runs migrate, which must end with 1 and say the parts.
 func fails(t *testing.T, env []string, file string, parts ...string) {
 	t.Helper()
-	code, said := start(t, env, "-c", file, "migrate").wait(t)
+	code, said := start(t, env, "-c", file, "migrate", "--yes").wait(t)
 	for _, part := range parts {
 		if !strings.Contains(said, part) {
 			t.Errorf("migrate does not say %q:\n%s", part, said)
@@ -51,7 +51,7 @@ func TestWhatStopsTheStreamForGoodIsToldToBeStartedOver(t *testing.T) {
 	slot := "pgreshard_" + strings.ReplaceAll(nameOf(r.source), "-", "_") + "_0"
 	r.source.Exec(t, `select pg_drop_replication_slot($1)`, slot)
 	fails(t, env, file, "the replication slot does not exist", over)
-	for _, command := range [][]string{{"cancel", "--drop-data"}, {"migrate"}} {
+	for _, command := range [][]string{{"cancel", "--drop-data"}, {"migrate", "--yes"}} {
 		if code, said := start(t, env, append([]string{"-c", file}, command...)...).wait(t); code != exitDone {
 			t.Fatalf("%v ended with %d:\n%s", command, code, said)
 		}

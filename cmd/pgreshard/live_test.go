@@ -64,7 +64,8 @@ func TestTheCommandsBesideALiveMove(t *testing.T) {
 		t.Errorf("the worker stopped with %d:\n%s", code, said)
 	}
 	code, out, said = r.run("status")
-	if code != exitDone || !strings.Contains(out, "state:  streaming: ") || !strings.HasSuffix(out, "\nsafe to cut over: no, because no worker runs\n") || strings.Contains(out, "worker:") {
+	if code != exitDone || !strings.Contains(out, "state:  streaming: ") || !strings.HasSuffix(out, "\nsafe to cut over: no, because no worker runs\n") || strings.Contains(out, "worker:") ||
+		!strings.Contains(out, "\nfence:  source 0 lets writes pass\n") || !strings.Contains(out, "no worker runs: pgreshard migrate goes on\n") {
 		t.Errorf("status without a worker: %d\n%s", code, said)
 	}
 	s = move.Status{}
@@ -73,7 +74,7 @@ func TestTheCommandsBesideALiveMove(t *testing.T) {
 		t.Errorf("status without a worker: %+v", s)
 	}
 
-	if code, _, said := r.run("migrate"); code != exitDone {
+	if code, _, said := r.run("migrate", "--yes"); code != exitDone {
 		t.Fatalf("migrate: %d\n%s", code, said)
 	}
 	r.compare()
@@ -81,10 +82,10 @@ func TestTheCommandsBesideALiveMove(t *testing.T) {
 	r.serves(2, 3)
 	r.routes()
 	r.verifies()
-	if code, out, said := r.run("status"); code != exitDone || !strings.Contains(out, "layout 2 serves") || !strings.Contains(out, "state:  completed: ") {
+	if code, out, said := r.run("status"); code != exitDone || !strings.Contains(out, "layout 2 serves") || !strings.Contains(out, "state:  completed: ") || !strings.HasSuffix(out, "\nsafe to cut over: no, because the move is completed\n") {
 		t.Errorf("status after the move: %d\n%s", code, said)
 	}
-	if code, _, said := r.run("migrate"); code != exitDone {
+	if code, _, said := r.run("migrate", "--yes"); code != exitDone {
 		t.Errorf("migrate after the end: %d\n%s", code, said)
 	}
 }
@@ -216,7 +217,7 @@ func TestASecondProcessTakesOverWhenTheFirstIsKilled(t *testing.T) {
 	r := newRig(t, 2, pgtest.WorkloadOptions{}, "[cutover]\nreverse = false\n")
 	first := r.start("migrate", "--hold")
 	r.awaitSafe(first)
-	second := r.start("migrate")
+	second := r.start("migrate", "--yes")
 	second.says(t, "another worker runs this move")
 	if got := r.state(); got != "streaming" {
 		t.Errorf("the move is %s", got)

@@ -25,11 +25,14 @@ func (a *app) migrateCommand() *cobra.Command {
 		Short: "Move the database: copy, follow, verify, cut over",
 		Long: "Move the database: schema, copy, indexes, catch up, verify, cut over. Writers go on all along; they are refused\n" +
 			"for the freeze at the end. Stopped or killed, the same command goes on where it was.\n" +
-			"On a terminal it asks before the freeze.",
+			"On a terminal it asks before the freeze; elsewhere it wants to be told with --yes or --hold.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			ask := !yes && terminal(a.stdin) && terminal(a.stdout)
-			return a.migrate(c.Context(), hold, ask)
+			if !yes && !hold && !(terminal(a.stdin) && terminal(a.stderr)) {
+				return usage("--yes to switch without asking, --hold to follow only",
+					"migrate switches to the new layout in the end, and there is no terminal to ask on")
+			}
+			return a.migrate(c.Context(), hold, !yes)
 		},
 	}
 	c.Flags().BoolVar(&hold, "hold", false, "do not cut over: follow the source until stopped")
@@ -142,7 +145,7 @@ func (a *app) ready(ctx context.Context, hours window, hold, ask bool) (bool, er
 		return false, nil
 	}
 	if !hours.open(time.Now()) {
-		a.log.Info("waiting for the cutover window")
+		a.log.Info("waiting for the cutover window", "opens", hours.opens(time.Now()))
 	}
 	for !hours.open(time.Now()) {
 		select {
@@ -171,6 +174,11 @@ func (a *app) confirm(ctx context.Context) (bool, error) {
 		return false, context.Cause(ctx)
 	case line := <-answers:
 		answer := strings.ToLower(strings.TrimSpace(line))
-		return answer == "y" || answer == "yes", nil
+		if answer == "y" || answer == "yes" {
+			return true, nil
+		}
+		fmt.Fprintln(a.stderr, "Not cutting over: the destination goes on following the source until this command is stopped (Ctrl-C loses nothing). "+
+			"Run it again to be asked again.")
+		return false, nil
 	}
 }

@@ -71,7 +71,7 @@ func TestTheCommandsOfAMoveFromPlanToLayout(t *testing.T) {
 	if code, _, trouble := cli(t, file, "status"); code == exitDone || !strings.Contains(trouble, "hint: ") {
 		t.Errorf("status before the move: %d, %s", code, trouble)
 	}
-	if code, out, trouble := cli(t, file, "migrate"); code != exitDone {
+	if code, out, trouble := cli(t, file, "migrate", "--yes"); code != exitDone {
 		t.Fatalf("migrate: %d\n%s%s", code, out, trouble)
 	}
 	if got := shards[0].Query(t, "select count(*) from countries"); got[0][0] != "2" {
@@ -112,7 +112,7 @@ func TestAPlanThatIsBlockedNamesEveryProblem(t *testing.T) {
 	if code != exitCheck || !strings.Contains(out, "public.nobody") || !strings.Contains(trouble, "hint: ") {
 		t.Errorf("plan: %d\n%s%s", code, out, trouble)
 	}
-	if code, _, _ := cli(t, file, "migrate"); code != exitCheck {
+	if code, _, _ := cli(t, file, "migrate", "--yes"); code != exitCheck {
 		t.Errorf("migrate: %d", code)
 	}
 	if got := source.Query(t, "select count(*) from pg_namespace where nspname = 'pgreshard'"); got[0][0] != "0" {

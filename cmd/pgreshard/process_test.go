@@ -53,7 +53,7 @@ func TestAWorkerKilledInEveryStateGoesOnToTheSameEnd(t *testing.T) {
 	for _, k := range kills {
 		g := all[k.shard]
 		g.shut(t, k.point)
-		p := r.start("migrate")
+		p := r.start("migrate", "--yes")
 		late(p)
 		g.await(t, p, k.point)
 		if got := r.state(); got != k.state {
@@ -76,7 +76,7 @@ func TestAWorkerKilledInEveryStateGoesOnToTheSameEnd(t *testing.T) {
 			g.open(t, k.point)
 		}
 	}
-	p := r.start("migrate")
+	p := r.start("migrate", "--yes")
 	late(p)
 	if code, said := p.wait(t); code != exitDone {
 		t.Fatalf("the last run ended with %d:\n%s", code, said)

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"time"
 
+	"pgreshard/layout"
 	"pgreshard/move"
 	"pgreshard/verify"
 )
@@ -40,6 +42,21 @@ func TestStatusEndsWithWhetherItIsSafe(t *testing.T) {
 		"a shard that does not answer": {
 			move.Status{State: "streaming", Waiting: []string{"destination shard 1 at h:1 does not answer: connection refused"}},
 			[]string{"\nwaits:  destination shard 1 at h:1 does not answer: connection refused\n"},
+		},
+		"no worker, streaming": {
+			move.Status{State: "streaming", Idle: true, Layout: move.StatusLayout{Serving: 1, Next: 2}, Fences: []move.FenceStatus{{}}},
+			[]string{"state:  streaming: everything is copied; the destination stands still while the slot keeps the source's log; no worker runs: pgreshard migrate goes on\n",
+				"fence:  source 0 lets writes pass\n"},
+		},
+		"no worker, in a freeze": {
+			move.Status{State: "cutting_over", Idle: true, Layout: move.StatusLayout{Serving: 1, Next: 2}, Fences: []move.FenceStatus{
+				{Refuses: true, Until: ptr(time.Date(2026, 1, 1, 2, 0, 0, 0, time.UTC))}, {Source: 1, Refuses: true}}},
+			[]string{"state:  cutting_over: a cutover was interrupted; no worker runs: ", "fence:  source 0 refuses writes until 2026-01-01T02:00:00Z\n",
+				"fence:  source 1 is sealed: it refuses writes until pgreshard migrate or cancel decides\n"},
+		},
+		"no worker, completed": {
+			move.Status{State: "completed", Idle: true, Layout: move.StatusLayout{Serving: 2, Next: 2}, Fences: []move.FenceStatus{{Refuses: true}}},
+			[]string{"state:  completed: the move is done and cleaned up\n", "fence:  source 0 refuses writes for good\n"},
 		},
 		"a home that does not answer": {
 			move.Status{Move: "m", Layout: move.StatusLayout{Next: 2}},
@@ -110,5 +127,37 @@ func TestARowThatBelongsNowhereIsSaidToHaveNoShard(t *testing.T) {
 		if got := findingWords(verify.Finding{What: "misplaced", Key: "(7)", Shard: ptr(0), Want: &want}); got != text {
 			t.Errorf("got %q, want %q", got, text)
 		}
+	}
+}
+
+func TestTheLastLineOfAPlanFitsWhatItFound(t *testing.T) {
+	t.Parallel()
+	one := layout.Problem{Table: "t", What: "w", Hint: "h"}
+	for want, plan := range map[string]*move.Plan{
+		"\n1 problem blocks the move\n":                                           {Problems: layout.Problems{one}},
+		"\n2 problems block the move\n":                                           {Problems: layout.Problems{one, one}},
+		"\nnothing blocks the move; pgreshard migrate will\n  1. make the tables": {},
+		"\nnothing blocks the move, which is made already and is streaming: pgreshard status shows it, pgreshard migrate goes on from there\n": {State: "streaming"},
+		"\nnothing blocks the move, which is completed already: pgreshard status shows it\n":                                                   {State: "completed"},
+	} {
+		var b bytes.Buffer
+		if err := (planReport{plan}).WriteText(&b); err != nil || !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s%v", want, b.String(), err)
+		}
+	}
+}
+
+func TestATableThatWasWrittenWhileItWasComparedIsNeitherCleanNorDifferent(t *testing.T) {
+	t.Parallel()
+	r := verifyReport{&verify.Report{Tables: []verify.TableReport{{Table: "public.a", State: verify.Clean}, {Table: "public.b", State: verify.Changed}}}}
+	var b bytes.Buffer
+	if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "public.b: was written while it was compared: no row differs, and nothing is proved\n") {
+		t.Errorf("%v\n%s", err, b.String())
+	}
+	if r.OK() || !r.Moving() {
+		t.Error("it is clean, or not told from a difference")
+	}
+	if r.Tables[0].State = verify.Differs; r.Moving() {
+		t.Error("a difference beside it is passed over")
 	}
 }

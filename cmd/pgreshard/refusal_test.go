@@ -44,8 +44,9 @@ func (r *wrongRig) refused(t *testing.T, code int, sources, shards []string, tex
 	r.file = filepath.Join(t.TempDir(), "pgreshard.toml")
 	writeConfig(t, r.file, nameOf(r.source), freePort(t), sources, shards, text)
 	env := []string{stateVariable + "=" + t.TempDir()}
-	for _, command := range []string{"plan", "migrate"} {
-		p := start(t, env, "-c", r.file, command)
+	for _, args := range [][]string{{"plan"}, {"migrate", "--yes"}} {
+		command := args[0]
+		p := start(t, env, append([]string{"-c", r.file}, args...)...)
 		got, said := p.wait(t)
 		if got != code {
 			t.Errorf("%s ended with %d, want %d:\n%s", command, got, code, said)
@@ -129,7 +130,7 @@ func TestAnErrorOfAnySortNamesNoPassword(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "pgreshard.toml")
 	writeConfig(t, file, "m", freePort(t), []string{"postgres://postgres:hunter2@127.0.0.1:1/a"}, []string{"host=127.0.0.1 port=1 password=hunter2 dbname=b"}, wrongRules)
-	for _, args := range [][]string{{"plan"}, {"migrate"}, {"status"}, {"route", "orders", "1"}, {"layout"}, {"verify"}, {"plan", "--log-format", "json"}} {
+	for _, args := range [][]string{{"plan"}, {"migrate", "--yes"}, {"status"}, {"route", "orders", "1"}, {"layout"}, {"verify"}, {"plan", "--log-format", "json"}} {
 		p := start(t, append(os.Environ(), stateVariable+"="+t.TempDir()), append([]string{"-c", file}, args...)...)
 		code, said := p.wait(t)
 		if code == 0 || strings.Contains(said, "hunter2") || !strings.Contains(said, "hint") {

@@ -55,10 +55,17 @@ func (r planReport) WriteText(w io.Writer) error {
 	for _, p := range r.Problems {
 		fmt.Fprintf(&b, "problem: %s\n", p)
 	}
-	if r.OK() {
-		fmt.Fprint(&b, steps)
-	} else {
+	switch {
+	case len(r.Problems) == 1:
+		fmt.Fprintln(&b, "1 problem blocks the move")
+	case !r.OK():
 		fmt.Fprintf(&b, "%d problems block the move\n", len(r.Problems))
+	case r.State == move.StateCompleted || r.State == move.StateSwitched:
+		fmt.Fprintf(&b, "nothing blocks the move, which is %s already: pgreshard status shows it\n", r.State)
+	case r.State != "":
+		fmt.Fprintf(&b, "nothing blocks the move, which is made already and is %s: pgreshard status shows it, pgreshard migrate goes on from there\n", r.State)
+	default:
+		fmt.Fprint(&b, steps)
 	}
 	_, err := io.WriteString(w, redact(b.String()))
 	return err
@@ -128,6 +135,9 @@ func (r verifyReport) WriteText(w io.Writer) error {
 		}
 		if table.AtLeast {
 			fmt.Fprintf(w, "%s: there are more\n", table.Table)
+		}
+		if table.State == verify.Changed {
+			fmt.Fprintf(w, "%s: was written while it was compared: no row differs, and nothing is proved\n", table.Table)
 		}
 	}
 	return nil

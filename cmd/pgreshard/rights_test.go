@@ -113,7 +113,7 @@ func TestARoleGivenWhatThePlanAsksForCanMove(t *testing.T) {
 			t.Errorf("%s was not asked for at once: %v", sql, given)
 		}
 	}
-	p := start(t, env, "-c", file, "migrate")
+	p := start(t, env, "-c", file, "migrate", "--yes")
 	if code, said := p.wait(t); code != exitDone {
 		t.Fatalf("migrate ended with %d:\n%s", code, said)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"pgreshard/copier"
@@ -11,7 +12,10 @@ import (
 )
 
 // moveEngine is package move behind what the commands ask.
-type moveEngine struct{ *move.Move }
+type moveEngine struct {
+	*move.Move
+	hours window // in which migrate cuts over
+}
 
 // openEngine makes the engine of a configured move; nothing is connected yet.
 func openEngine(_ context.Context, c *Config, log *slog.Logger) (engine, error) {
@@ -19,7 +23,7 @@ func openEngine(_ context.Context, c *Config, log *slog.Logger) (engine, error) 
 	if err != nil {
 		return nil, err
 	}
-	return moveEngine{move.New(typed, log)}, nil
+	return moveEngine{move.New(typed, log), c.Cutover.Hours}, nil
 }
 
 // typed is the configuration as arguments of a move.
@@ -64,7 +68,37 @@ func (c *Config) side(s clusterSection) move.Side {
 }
 
 func (e moveEngine) Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error {
-	return e.Move.Migrate(ctx, move.MigrateOptions{Ready: ready})
+	err := e.Move.Migrate(ctx, move.MigrateOptions{Ready: ready})
+	if move.InTheWay(err) {
+		return &exitError{code: exitCode(err), hint: e.endThem(ctx), err: err}
+	}
+	return err
+}
+
+// endThem says how to end the transactions that are in a cutover's way now.
+func (e moveEngine) endThem(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	open, err := e.Open(ctx)
+	if err != nil || len(open) == 0 {
+		return "the source serves writes; no transaction is in the way any more: run the same command again"
+	}
+	return "the source serves writes; end what is in the way, then run the same command again: " + strings.Join(open, "; ")
+}
+
+func (e moveEngine) Complete(ctx context.Context, release bool) (fenced bool, err error) {
+	if err := e.Move.Complete(ctx, release); err != nil {
+		return false, err
+	}
+	return e.SourceFenced(ctx)
+}
+
+// Snapshot and Status also know of the hours in which migrate cuts over.
+func (e moveEngine) Snapshot() move.Status { return e.hours.tell(e.Move.Snapshot(), time.Now()) }
+
+func (e moveEngine) Status(ctx context.Context) (move.Status, error) {
+	s, err := e.Move.Status(ctx)
+	return e.hours.tell(s, time.Now()), err
 }
 
 func (e moveEngine) Verify(ctx context.Context) (report, error) {

@@ -26,6 +26,9 @@ func writeStatus(w io.Writer, s move.Status) error {
 	for _, line := range statusLines(s) {
 		fmt.Fprintln(&b, line)
 	}
+	for _, f := range s.Fences {
+		fmt.Fprintf(&b, "fence:  source %d %s\n", f.Source, fenceWords(s, f))
+	}
 	fmt.Fprintf(&b, "safe to cut over: %s\n", safeWords(s.SafeToCutOver))
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -46,8 +49,48 @@ func stateLine(s move.Status) string {
 	return s.State + ": " + stateWords(s)
 }
 
+func fenceWords(s move.Status, f move.FenceStatus) string {
+	switch {
+	case !f.Refuses:
+		return "lets writes pass"
+	case f.Until != nil:
+		return "refuses writes until " + f.Until.Format(time.RFC3339)
+	case s.Layout.Serving != s.Layout.Next:
+		return "is sealed: it refuses writes until pgreshard migrate or cancel decides"
+	default:
+		return "refuses writes for good"
+	}
+}
+
+// idleWords says the same of a move that nobody works on.
+func idleWords(s move.Status) string {
+	const goesOn = "; no worker runs: pgreshard migrate goes on"
+	switch s.State {
+	case "created":
+		return "nothing is copied yet" + goesOn
+	case "schema":
+		return "not all tables are made on the destination" + goesOn
+	case "copying":
+		return "not all rows are copied; the source serves" + goesOn
+	case "indexing":
+		return "rows are copied, not all indexes and constraints are built" + goesOn
+	case "streaming":
+		return "everything is copied; the destination stands still while the slot keeps the source's log" + goesOn
+	case "cutting_over":
+		return "a cutover was interrupted; no worker runs: pgreshard migrate goes on from what was decided, pgreshard cancel gives the move up"
+	case "switched":
+		return fmt.Sprintf("layout %d serves, the rest is to be cleaned up", s.Layout.Next) + goesOn
+	}
+	return ""
+}
+
 // stateWords says what a state means and what comes after it.
 func stateWords(s move.Status) string {
+	if s.Idle {
+		if words := idleWords(s); words != "" {
+			return words
+		}
+	}
 	switch s.State {
 	case "created":
 		return "nothing is copied yet"
