@@ -30,10 +30,13 @@ test: setup             ## every test, on real servers
 # The suites whose outcome may depend on the server's version: values, identities, partitions.
 VERSION_TESTS ?= Value|Types|Encoding|Identit|Partition|Key
 
+# source:destination
+PAIRS         ?= 14:14 15:15 16:16 17:17 18:18 14:18
+
 test-versions: setup    ## those suites on 14, 15, 16, 17, 18, and from 14 to 18
-	@$(WITH_GO) PGRESHARD_PG_DIRS="$$(pgtest/versions.sh)" && export PGRESHARD_PG_DIRS && \
+	@$(WITH_GO) PGRESHARD_PG_DIRS="$$(pgtest/versions.sh $(sort $(subst :, ,$(PAIRS))))" && export PGRESHARD_PG_DIRS && \
 	tools="$$(pgtest/versions.sh --tools)" && export PATH="$${tools:+$$tools:}$$PATH" && failed="" && \
-	for pair in 14:14 15:15 16:16 17:17 18:18 14:18; do \
+	for pair in $(PAIRS); do \
 		echo "== PostgreSQL $${pair%:*} to $${pair#*:}"; \
 		PGRESHARD_TEST_SOURCE=$${pair%:*} PGRESHARD_TEST_DEST=$${pair#*:} \
 			go test -count=1 -timeout $(TIMEOUT) -p 1 -run '$(VERSION_TESTS)' $(TEST_FLAGS) ./move ./sink ./copier ./verify ./layout || failed="$$failed $$pair"; \

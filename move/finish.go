@@ -123,8 +123,8 @@ func (m *Move) cleanUp(ctx context.Context) error {
 	err := m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		return errors.Join(replicator.DropSlot(ctx, conn, m.slot(n)), replicator.DropPublication(ctx, conn, m.slot(n)), m.restoreIdentities(ctx, n, conn))
 	})
-	return errors.Join(err, m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
-		if err := m.fence(conn).remove(ctx); err != nil {
+	return errors.Join(err, m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		if err := m.removeFence(ctx, fmt.Sprintf("destination shard %d", n), conn); err != nil {
 			return err
 		}
 		for n := range m.Source.Shards {
