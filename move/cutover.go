@@ -17,13 +17,12 @@ import (
 func (m *Move) streamAndCutOver(ctx context.Context, o MigrateOptions) error {
 	for {
 		inv, e, err := m.readSources(ctx)
-		if err != nil {
-			return err
+		if err == nil {
+			err = m.followAndCutOver(ctx, inv, e, o)
 		}
-		err = m.followAndCutOver(ctx, inv, e, o)
-		if e.ended {
+		if e != nil && e.ended {
 			err = m.endEvolution(ctx, e)
-		} else if m.readAgain(err, e) {
+		} else if e != nil && m.readAgain(err, e) {
 			m.log.Info("the sources' tables are looked at again", "because", err.Error())
 			err = nil
 		} else if err == nil {

@@ -31,6 +31,8 @@ type DDLError struct {
 	Changes []string
 	// Statements carry the changes, run on every destination shard; empty where they cannot be carried.
 	Statements []string
+
+	refused bool // it was looked at and does not let the move go on; else it was only seen
 }
 
 func (e *DDLError) Error() string {
@@ -137,7 +139,9 @@ func (m *Move) accept(ctx context.Context, inv *inventory, e *evolution) error {
 	for len(e.changes[n]) == 0 {
 		n++
 	}
-	return e.error(n, differs)
+	found := e.error(n, differs)
+	found.refused = true
+	return found
 }
 
 // refuses says that a change keeps the move from going on.
@@ -254,7 +258,7 @@ func (m *Move) onShards(ctx context.Context, changes [][]change, statements func
 			for i := range all {
 				into := catalog.Table(all[i].Table)
 				if into == nil && all[i].Kind != labelAdded {
-					return &DDLError{Source: source, Changes: []string{fmt.Sprintf("shard %d has no table %s", n, all[i].Table)}}
+					return &DDLError{refused: true, Source: source, Changes: []string{fmt.Sprintf("shard %d has no table %s", n, all[i].Table)}}
 				}
 				for _, sql := range statements(&all[i], into) {
 					if !slices.Contains(run, sql) {
@@ -265,7 +269,7 @@ func (m *Move) onShards(ctx context.Context, changes [][]change, statements func
 		}
 		for _, sql := range run { // one by one: a label may be used only when it is committed, and each may be repeated
 			if _, err := conn.PgConn().Exec(ctx, sql).ReadAll(); err != nil {
-				return &DDLError{Changes: []string{fmt.Sprintf("on shard %d, %s: %v", n, sql, err)}}
+				return &DDLError{refused: true, Changes: []string{fmt.Sprintf("on shard %d, %s: %v", n, sql, err)}}
 			}
 			m.log.Info("the shard was changed as the source was", "shard", n, "sql", sql)
 		}
@@ -492,7 +496,7 @@ func (m *Move) readAgain(err error, e *evolution) bool {
 	var ddl *DDLError
 	var schema *sink.SchemaError
 	if errors.As(err, &ddl) {
-		return true
+		return !ddl.refused
 	}
 	// A column that came and went while this run streamed is told from one that is to stay by when it was seen.
 	return errors.As(err, &schema) && schema.At >= e.before[schema.Source]
