@@ -1,7 +1,6 @@
 package lookup
 
 import (
-	"bytes"
 	"context"
 	"math"
 	"sync"
@@ -125,7 +124,7 @@ func (c *Cache) Store(q *Query, key, value []byte) {
 	defer c.mu.Unlock()
 	k := owned(q, key)
 	delete(c.flights, k)
-	c.entries.Set(k, bytes.Clone(value))
+	c.entries.Set(k, append([]byte{}, value...)) // never nil: an empty translation is one
 }
 
 // Forget forgets every key of one query.

@@ -211,3 +211,13 @@ func BenchmarkHit(b *testing.B) {
 		})
 	})
 }
+
+func TestAnEmptyTranslationIsOne(t *testing.T) {
+	t.Parallel()
+	c, q := New(1<<20), &Query{ID: 1, Attempts: 1}
+	c.Store(q, []byte{}, nil)
+	value, err := c.Translate(t.Context(), q, []byte{}, nil)
+	if many, errMany := c.TranslateMany(t.Context(), q, [][]byte{{}}, nil); value == nil || err != nil || many[0] == nil || errMany != nil {
+		t.Errorf("got %v, %v, and %v, %v", value, err, many, errMany)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -31,13 +32,17 @@ type DDLError struct {
 	Changes []string
 	// Statements carry the changes, run on every destination shard; empty where they cannot be carried.
 	Statements []string
+	Carried    bool // on_ddl = "exec" carries them
 
 	refused bool // it was looked at and does not let the move go on; else it was only seen
 }
 
 func (e *DDLError) Error() string {
 	hint := "this cannot be followed: `pgreshard cancel --drop-data` and start the move again"
-	if len(e.Statements) > 0 {
+	switch {
+	case e.Carried && len(e.Statements) == 0:
+		hint = "set [stream] on_ddl = \"exec\" and start the same command again, which then carries it to the shards"
+	case e.Carried:
 		hint = "run on every destination shard, then start the same command again (or set [stream] on_ddl = \"exec\"): " + strings.Join(e.Statements, "; ")
 	}
 	return fmt.Sprintf("source %d was changed while the move runs: %s; hint: %s", e.Source, strings.Join(e.Changes, "; "), hint)
@@ -162,16 +167,18 @@ func (m *Move) refuses(c change) bool {
 // error names what was changed on a source.
 func (e *evolution) error(n int, differs error) *DDLError {
 	out := &DDLError{Source: n}
-	carried := true
+	out.Carried = true
+	leaves := false
 	for _, c := range e.changes[n] {
 		text := c.Text
 		if c.Why != "" && c.Kind != other {
 			text += " (" + c.Why + ")"
 		}
 		out.Changes = append(out.Changes, text)
-		carried = carried && c.Why == "" && c.Kind != leafAdded && c.Kind != leafGone
+		out.Carried = out.Carried && c.Why == ""
+		leaves = leaves || c.Kind == leafAdded || c.Kind == leafGone
 	}
-	if carried {
+	if out.Carried && !leaves { // what partitions hold no statement carries
 		for _, c := range e.changes[n] {
 			out.Statements = append(out.Statements, c.statements(tableOf(e.recorded[n], c.Table))...)
 		}
@@ -366,12 +373,19 @@ func (e *evolution) renamed(source int, into *pg.Table) map[string]string {
 	return out
 }
 
-// starts is the position from which a partition's changes are followed, 0: all of them.
-func (e *evolution) starts(leaf uint32) pg.LSN {
+// starts is the position from which a partition's changes are followed, 0: all of them. One that is not copied yet is
+// copied as of a later position than any that is read now.
+func (e *evolution) starts(source int, leaf uint32) pg.LSN {
 	if e == nil {
 		return 0
 	}
-	return e.startsAt[leaf]
+	if at, ok := e.startsAt[leaf]; ok {
+		return at
+	}
+	if t, ok := e.recorded[source].Tables[leaf]; !ok || t.Pending {
+		return math.MaxUint64
+	}
+	return 0
 }
 
 // goneLeaves are the partitions of a root that went and that the shards still have, by OID.

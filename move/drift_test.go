@@ -32,7 +32,7 @@ func TestDDLThatSendsNothingToTheStreamStopsIt(t *testing.T) {
 		"a column added":       {"", `alter table notes add seen boolean`, `column "seen" (boolean) was added`},
 		"a type changed":       {"", `alter table notes alter note type int using length(note)`, `column "note" was text and is integer`},
 		"a table made":         {"", `create table later (tenant_id bigint primary key)`, "table public.later was made"},
-		"a partition made":     {"partition", `create table notes_2 partition of notes for values from (100) to (200)`, "public.notes_2 was made or attached"},
+		"a partition made":     {"partition", `create table notes_2 partition of notes for values from (100) to (200)`, "public.notes_2 was made or attached; hint: set [stream] on_ddl = \"exec\""},
 		"a partition detached": {"partition", `alter table notes detach partition notes_1`, "public.notes_1 was dropped, detached or made again"},
 		"a partition dropped":  {"partition", `drop table notes_1`, "public.notes_1 was dropped, detached or made again"},
 	} {

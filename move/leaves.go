@@ -71,6 +71,9 @@ func (m *Move) unpublishGone(ctx context.Context, e *evolution) error {
 				if err := replicator.Unpublish(ctx, conn, m.slot(n), c.OID); err != nil {
 					return err
 				}
+				if err := m.rememberPublication(ctx, n, conn); err != nil {
+					return err
+				}
 			}
 		}
 		return nil
@@ -99,7 +102,12 @@ func (m *Move) addLeaf(ctx context.Context, inv *inventory, e *evolution, n int,
 	if err := m.closeDestination(ctx, inv); err != nil { // the fence on the shards' new partition
 		return err
 	}
-	err := m.source(ctx, n, func(conn *pgx.Conn) error { return replicator.Publish(ctx, conn, m.slot(n), c.Leaf) })
+	err := m.source(ctx, n, func(conn *pgx.Conn) error {
+		if err := replicator.Publish(ctx, conn, m.slot(n), c.Leaf); err != nil {
+			return err
+		}
+		return m.rememberPublication(ctx, n, conn)
+	})
 	if err != nil {
 		return err
 	}
@@ -201,5 +209,5 @@ func (m *Move) followTo(ctx context.Context, inv *inventory, e *evolution, n int
 	if errors.Is(err, errReached) {
 		return nil
 	}
-	return err
+	return m.changedBelow(ctx, inv, e, err)
 }

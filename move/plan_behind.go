@@ -14,23 +14,20 @@ import (
 func (p *planner) checkBehind(ctx context.Context, inv *inventory) {
 	for n, catalog := range inv.sources {
 		where := fmt.Sprintf("source shard %d", n)
-		var oids []uint32
-		for _, t := range inv.tables {
-			for _, part := range catalog.Tree(catalog.Table(t.name)) {
-				oids = append(oids, part.OID)
-				if part.IsLeaf() && part.Persistence != 'p' {
-					p.problem(part.Name.String(), "it is an unlogged partition, whose changes are not in the log", "alter table "+part.Name.SQL()+" set logged")
-				}
+		parts := inv.parts(catalog)
+		for _, part := range parts {
+			if part.IsLeaf() && part.Persistence != 'p' {
+				p.problem(part.Name.String(), "it is an unlogged partition, whose changes are not in the log", "alter table "+part.Name.SQL()+" set logged")
 			}
 		}
 		err := p.on(ctx, p.Source.Shards[n], pg.Reader, func(conn *pgx.Conn) error {
 			if conn.PgConn().ParameterStatus("server_encoding") == "SQL_ASCII" {
 				p.checkASCII(ctx, where)
 			}
-			if err := p.checkSubscribed(ctx, where, conn, oids); err != nil || !p.CreateSchema {
+			if err := p.checkSubscribed(ctx, where, conn, oidsOf(parts)); err != nil || !p.CreateSchema {
 				return err
 			}
-			return p.checkRules(ctx, conn, oids)
+			return p.checkRules(ctx, conn, oidsOf(parts))
 		})
 		if err != nil {
 			p.problem(where, "its subscriptions and rules cannot be read: "+oneLine(err), "")
@@ -94,15 +91,7 @@ func (p *planner) checkRulesThere(ctx context.Context, inv *inventory) {
 			if err != nil {
 				return err
 			}
-			var oids []uint32
-			for _, t := range inv.tables {
-				if into := catalog.Table(t.name); into != nil {
-					for _, part := range catalog.Tree(into) {
-						oids = append(oids, part.OID)
-					}
-				}
-			}
-			return p.checkRules(ctx, conn, oids)
+			return p.checkRules(ctx, conn, oidsOf(inv.parts(catalog)))
 		})
 		if err != nil {
 			p.problem(fmt.Sprintf("destination shard %d", n), "its rules cannot be read: "+oneLine(err), "")

@@ -68,9 +68,12 @@ func (m *Move) makeSchema(ctx context.Context) error {
 		}
 		err := replicator.CreatePublication(ctx, conn, m.slot(n), leaves)
 		if errors.Is(err, replicator.ErrPublicationExists) && m.resumed {
-			return nil
+			err = nil
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return m.rememberPublication(ctx, n, conn)
 	})
 	if err != nil {
 		return err
@@ -156,7 +159,11 @@ func (m *Move) restoreIdentities(ctx context.Context, source int, conn *pgx.Conn
 	for _, i := range was {
 		to := map[pg.ReplicaIdentity]string{pg.IdentityDefault: "default", pg.IdentityNothing: "nothing", pg.IdentityFull: "full",
 			pg.IdentityIndex: "using index " + ident(i.Index)}[i.Was]
-		_, err := conn.Exec(ctx, fmt.Sprintf("alter table only %s replica identity %s", i.Table.SQL(), to))
+		alter := fmt.Sprintf("alter table only %s replica identity %s", i.Table.SQL(), to)
+		err := m.fence(conn).inShortTransaction(ctx, alter)
+		for lockNotHad(err) && sleep(ctx, 100*time.Millisecond) == nil { // a writer must not queue behind it
+			err = m.fence(conn).inShortTransaction(ctx, alter)
+		}
 		if err != nil && pg.Code(err) != "42P01" {
 			return fmt.Errorf("put back the replica identity of %s: %w", i.Table, err)
 		}

@@ -228,3 +228,14 @@ func (d *Dump) missing(phase Phase, there map[objectID]object) []entry {
 	}
 	return use
 }
+
+// leftOut says which of the source's objects no phase restores; foreign keys, which are made apart, among them.
+func (d *Dump) leftOut() map[objectID]bool {
+	out := map[objectID]bool{}
+	for _, e := range d.entries {
+		if e.left != "" {
+			out[objectID{e.class, e.oid}] = true
+		}
+	}
+	return out
+}

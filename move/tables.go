@@ -227,7 +227,7 @@ func (inv *inventory) sinkTables(source int, dest *pg.Catalog, e *evolution) (ma
 				shared.Logged = common(shared.Logged, st.Logged)
 			}
 			tables[leaf.OID] = shared
-			if at := e.starts(leaf.OID); at != 0 {
+			if at := e.starts(source, leaf.OID); at != 0 {
 				own := *shared
 				own.StartsAt = at
 				tables[leaf.OID] = &own

@@ -61,7 +61,7 @@ func loadDeleteSQL(c *pg.Copy, key []string) string {
 	for i, k := range key {
 		same[i] = "d." + k + " = s." + k
 	}
-	return fmt.Sprintf("delete from %s d using %s s where %s", c.Into.Name.SQL(), loadTable, strings.Join(same, " and "))
+	return fmt.Sprintf("delete from %s d using %s s where %s", rowsOf(c.Into.Name, c.Into.Kind == 'p'), loadTable, strings.Join(same, " and "))
 }
 
 func loadColumns(names []string) string {

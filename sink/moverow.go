@@ -158,7 +158,7 @@ func (r *router) leave(ctx context.Context, t *Table, shards []int, row pg.Row) 
 // takeOut deletes a row and returns it, nil where it was not there.
 func (a *applier) takeOut(ctx context.Context, t *Table, row pg.Row) (pg.Row, error) {
 	var s statement
-	s.sql = fmt.Sprintf("delete from %s t where %s returning %s", t.Dest.SQL(), s.locate(t, row), t.columnList(all(len(t.Columns))))
+	s.sql = fmt.Sprintf("delete from %s t where %s returning %s", t.destRows(), s.locate(t, row), t.columnList(all(len(t.Columns))))
 	result := a.exec(ctx, s)
 	if result.Err != nil || len(result.Rows) == 0 {
 		return nil, result.Err

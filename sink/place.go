@@ -23,7 +23,7 @@ func (r Router) Place(ctx context.Context, t *Table, key []pg.Datum, ask lookup.
 	var text []byte
 	if key[0].Kind != pg.Null {
 		var err error
-		if text, err = t.Rule.KeyText(nil, key[0]); err != nil {
+		if text, err = t.Rule.KeyText([]byte{}, key[0]); err != nil { // nil would be NULL, and '' is not
 			return 0, &PlaceError{Table: t.Source, Err: err}
 		}
 	}

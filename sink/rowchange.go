@@ -65,14 +65,14 @@ func (t *Table) changed(set []int, values []string, from, match string, replace 
 			out[i] += " as " + names[i]
 		}
 		return rowChange{
-			before: fmt.Sprintf("gone as (delete from %s t%s where %s returning %s), ", t.Dest.SQL(), list(" using "), match, strings.Join(out, ", ")),
+			before: fmt.Sprintf("gone as (delete from %s t%s where %s returning %s), ", t.destRows(), list(" using "), match, strings.Join(out, ", ")),
 			sql: fmt.Sprintf("insert into %s (%s) overriding system value select %s from gone returning 1",
 				t.Dest.SQL(), t.columnList(all(len(t.Columns))), strings.Join(names, ", ")),
 		}
 	case len(set) == 0:
-		return rowChange{sql: fmt.Sprintf("select 1 from %s t%s where %s", t.Dest.SQL(), list(", "), match)}
+		return rowChange{sql: fmt.Sprintf("select 1 from %s t%s where %s", t.destRows(), list(", "), match)}
 	}
-	return rowChange{sql: fmt.Sprintf("update %s t set %s%s where %s returning 1", t.Dest.SQL(), t.set(set, values), list(" from "), match)}
+	return rowChange{sql: fmt.Sprintf("update %s t set %s%s where %s returning 1", t.destRows(), t.set(set, values), list(" from "), match)}
 }
 
 // deleteRows deletes rows found by the table's key and raises unless each op found its row.
@@ -82,14 +82,14 @@ func deleteRows(t *Table, ops []*op) statement {
 	var s statement
 	s.takes(w)
 	return s.of(ops...).expecting(rowChange{sql: fmt.Sprintf("delete from %s t using %s where %s returning 1",
-		t.Dest.SQL(), joined(false, w), t.match(where, w.values))}, len(ops))
+		t.destRows(), joined(false, w), t.match(where, w.values))}, len(ops))
 }
 
 // deleteWherever deletes the rows that are there and, for joint ops, returns which ops found one.
 func deleteWherever(t *Table, ops []*op) statement {
 	where := t.where(ops[0].find())
 	w := unnest(t, where, findRows(ops), "w", 1)
-	sql := fmt.Sprintf("delete from %s t using %s where %s returning u.n", t.Dest.SQL(), joined(true, w), t.match(where, w.values))
+	sql := fmt.Sprintf("delete from %s t using %s where %s returning u.n", t.destRows(), joined(true, w), t.match(where, w.values))
 	return statement{sql: sql, types: w.types, params: w.params, ops: ops, asks: true}
 }
 
@@ -100,7 +100,7 @@ func oneOfEquals(t *Table, o *op) statement {
 		return s.expecting(c, 1)
 	}
 	var s statement
-	sql := fmt.Sprintf("delete from %s t where %s returning 1", t.Dest.SQL(), s.locate(t, o.find()))
+	sql := fmt.Sprintf("delete from %s t where %s returning 1", t.destRows(), s.locate(t, o.find()))
 	if o.joint != nil {
 		s.sql, s.asks = sql, true // the only op's ordinal is 1
 		return s.of(o)
@@ -114,7 +114,7 @@ func (s *statement) locate(t *Table, row pg.Row) string {
 		where := t.where(row)
 		return t.match(where, s.bind(t, where, row))
 	}
-	return fmt.Sprintf("(t.tableoid, t.ctid) = (select r.tableoid, r.ctid from %s r where %s limit 1)", t.Dest.SQL(), s.equals(t, row))
+	return fmt.Sprintf("(t.tableoid, t.ctid) = (select r.tableoid, r.ctid from %s r where %s limit 1)", t.destRows(), s.equals(t, row))
 }
 
 // equals compares every column of r with what the old row printed: by its output, save for types whose = tells exactly

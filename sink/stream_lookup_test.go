@@ -213,3 +213,29 @@ func TestARowWhoseMappingIsGoneStaysWhereItIs(t *testing.T) {
 		})
 	}
 }
+
+// The empty text is a key like any other, and NULL is none.
+func TestAnEmptyKeyIsTranslatedAsAnyOther(t *testing.T) {
+	t.Parallel()
+	f := follow(t, 3, `create table codes (code text primary key, tenant bigint); create table uses (id int primary key, code text, a int);
+		create table pairs (code text, a int); alter table pairs replica identity full`, "",
+		rules{sharded: map[string]string{"uses": "code", "pairs": "code"}, omni: []string{"codes"},
+			lookups: map[string]string{"uses": "SELECT tenant FROM codes WHERE code = $1", "pairs": "SELECT tenant FROM codes WHERE code = $1"}})
+	for _, table := range []string{"uses", "pairs"} {
+		f.keys[table] = `(select tenant from codes where code = r.code)`
+	}
+	f.run()
+	for _, step := range []string{
+		`insert into codes values ('', 7), (' ', 8), ('x', 9)`,
+		`insert into uses select g, (array['', ' ', 'x'])[g % 3 + 1] from generate_series(1, 30) g; insert into pairs select code, id % 2 from uses`,
+		`update uses set a = 1; update uses set code = '' where id < 5; update uses set code = 'x' where code = '' and id > 20; update pairs set a = 3 where code = ''`,
+		`begin; insert into uses values (100, 'late'); insert into uses values (101, ''); insert into codes values ('late', 3); commit`,
+		`delete from uses where code = '' and id > 10; delete from pairs where ctid = (select min(ctid) from pairs where code = '')`,
+		`begin; delete from codes where code = ''; insert into codes values ('', 7); insert into uses values (200, ''); commit`,
+		`update uses set a = 4 where code = ''; delete from pairs where code = ''`,
+	} {
+		f.exec(step)
+		f.catchUp()
+		f.compare()
+	}
+}

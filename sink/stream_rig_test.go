@@ -194,7 +194,7 @@ func (f *following) sinkTables() (map[uint32]*sink.Table, map[uint32]pg.Name) {
 }
 
 func sinkTable(rule *layout.Rule, root, leaf, into *pg.Table) *sink.Table {
-	t := &sink.Table{Source: root.Name, Dest: into.Name, Rule: rule}
+	t := &sink.Table{Source: root.Name, Dest: into.Name, SourceParts: root.Kind == 'p', DestParts: into.Kind == 'p', Rule: rule}
 	for _, c := range into.Columns {
 		if _, ok := root.Column(c.Name); ok && c.Generated == 0 {
 			t.Columns = append(t.Columns, c)
