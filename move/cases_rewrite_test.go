@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"pgreshard/move"
+	"pgreshard/pg"
 	"pgreshard/pgtest"
 )
 
@@ -23,18 +24,19 @@ var rewrites = map[string]string{
 	"ALTER":       `alter table pages alter v type text using v || ''`,
 }
 
-// halfCopied lets a worker copy until row 6900 is on its way, which is in the last chunk, and stalls it there.
-func halfCopied(t *testing.T) (s *smallMove, ended chan error, stop func(), goOn func()) {
+// halfCopied lets a worker copy until a row is on its way, and stalls it there: v2000 is in the first of two chunks, v6000
+// in the second.
+func halfCopied(t *testing.T, row string) (s *smallMove, ended chan error, stop func(), goOn func()) {
 	s = newSmallMove(t, 2, "tenant", pages)
 	relay := pgtest.NewRelay(t, s.sources[0].Cluster.Addr())
-	direct := s.config.Source.Shards[0]
+	direct := s.config.Source.Shards
 	s.config.CopyWorkers = 1
-	s.config.Source.Shards[0] = s.sources[0].Via(relay).Shard(0)
-	stalled := relay.Add(pgtest.Rule{Direction: pgtest.ToClient, Type: "CopyData", Contains: "v2000\x00", Do: pgtest.Stall})
+	s.config.Source.Shards = []pg.Shard{s.sources[0].Via(relay).Shard(0)}
+	stalled := relay.Add(pgtest.Rule{Direction: pgtest.ToClient, Type: "CopyData", Contains: row + "\x00", Do: pgtest.Stall})
 	ctx, stop := context.WithCancel(t.Context())
 	ended = make(chan error, 1)
 	m := s.move()
-	s.config.Source.Shards[0] = direct
+	s.config.Source.Shards = direct
 	go func() {
 		ended <- m.Migrate(ctx, move.MigrateOptions{Ready: func(context.Context) (bool, error) {
 			s.sources[0].Exec(t, `update pages set v = 'stream' where id % 100 = 0; update pages set tenant = tenant + 1 where id % 70 = 0; delete from pages where id % 130 = 0`)
@@ -54,7 +56,7 @@ func TestCase05aATableRewrittenBetweenTwoChunks(t *testing.T) {
 	for name, rewrite := range rewrites {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, ended, stop, goOn := halfCopied(t)
+			s, ended, stop, goOn := halfCopied(t, "v2000")
 			defer stop()
 			conn := s.sources[0].Conn(t)
 			done := make(chan error, 1)
@@ -81,11 +83,14 @@ func TestCase05aATableRewrittenBetweenAKillAndTheResume(t *testing.T) {
 	for name, rewrite := range rewrites {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, ended, stop, goOn := halfCopied(t)
+			s, ended, stop, goOn := halfCopied(t, "v6000")
 			stop()
 			goOn()
 			if err := <-ended; !errors.Is(err, context.Canceled) {
 				t.Fatal(err)
+			}
+			if marks := s.shards[0].Query(t, `select count(*) from pgreshard.chunk`); fmt.Sprint(marks) != "[[1]]" {
+				t.Fatalf("chunks held by shard 0: %v", marks)
 			}
 			runOn(t, s.sources[0].Conn(t), rewrite)
 			s.run(s.steps(`update pages set v = 'stream' where id % 100 = 0; update pages set tenant = tenant + 1 where id % 70 = 0; delete from pages where id % 130 = 0`))

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"pgreshard/move"
+	"pgreshard/sink"
 )
 
 const ddlSchema = `create type mood as enum ('sad', 'happy');
@@ -108,6 +109,10 @@ func underDDL(t *testing.T, mode string, seen bool, interruptions int, steps ...
 	last.Store(true)
 	err := s.move().Migrate(ctx, ready)
 	cancel()
+	var row *sink.DivergedError
+	if errors.As(err, &row) {
+		t.Logf("key %s", row.Key)
+	}
 	return s, errors.Join(writers.Wait(), err)
 }
 

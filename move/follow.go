@@ -49,7 +49,7 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 			return nil, err
 		}
 		for _, t := range tables {
-			t.Forgive, t.StartsAt = resumed[t.Source.String()].ForgiveUntil, resumed[t.Source.String()].StartsAt
+			t.Forgive, t.StartsAt = resumed[t.Source.String()].ForgiveUntil, max(t.StartsAt, resumed[t.Source.String()].StartsAt)
 		}
 		s := sink.NewStream(m.Destination.Shards)
 		s.Checkpoint, s.Source, s.Router, s.Tables, s.Leaves = m.stream(n), m.Source.Shards[n], m.router, tables, leaves

@@ -89,7 +89,7 @@ func (m *Move) addLeaves(ctx context.Context, inv *inventory, e *evolution) erro
 				continue
 			}
 			if err := m.addLeaf(ctx, inv, e, n, c); err != nil {
-				return fmt.Errorf("bring %s over, which was made or attached: %w", c.Leaf, err)
+				return fmt.Errorf("bring %s over, which was made or attached: %w", c.Leaf, m.changedBelow(ctx, inv, e, err))
 			}
 			m.log.Info("a new partition was brought over", "source", n, "table", c.Leaf.String())
 		}
@@ -171,13 +171,10 @@ func (c *sourceCopy) leaf(ctx context.Context, snap *copier.Snapshot, added chan
 		return err
 	}
 	leaf := catalog.ByOID(added.OID)
-	if leaf == nil {
-		return errors.New("it is gone again")
+	if leaf == nil || leaf.Parent == 0 {
+		return &DDLError{Source: c.n, Changes: []string{added.Leaf.String() + " is gone again"}}
 	}
 	root := c.inv.byName[catalog.ByOID(leaf.Root).Name]
-	if root == nil {
-		return fmt.Errorf("%s is not moved", catalog.ByOID(leaf.Root).Name)
-	}
 	plan, err := copier.Plan(leaf, c.dest.Table(root.name), root.rule.Columns, root.rule.BinaryKey(), c.CopyFormat)
 	if err != nil {
 		return err

@@ -238,6 +238,11 @@ func (inv *inventory) sinkTables(source int, dest *pg.Catalog, e *evolution) (ma
 		}
 		for oid, name := range e.goneLeaves(source, t.name) { // rows of before it went may still come
 			tables[oid], leaves[oid] = shared, name
+			if at := e.starts(source, oid); at != 0 {
+				own := *shared
+				own.StartsAt = at
+				tables[oid] = &own
+			}
 		}
 	}
 	return tables, leaves, nil
