@@ -145,6 +145,9 @@ func (c *cutover) finish(ctx context.Context) error {
 		if err := c.lookForDDL(ctx, c.inv, c.evolution, n); err != nil {
 			return err
 		}
+		if err := c.samePublication(ctx, n); err != nil {
+			return err
+		}
 	}
 	if err := c.readSequences(ctx, true); err != nil {
 		return err

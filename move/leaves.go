@@ -171,10 +171,13 @@ func (c *sourceCopy) leaf(ctx context.Context, snap *copier.Snapshot, added chan
 		return err
 	}
 	leaf := catalog.ByOID(added.OID)
-	if leaf == nil || leaf.Parent == 0 {
+	var root *moved
+	if leaf != nil && catalog.ByOID(leaf.Root) != nil {
+		root = c.inv.byName[catalog.ByOID(leaf.Root).Name]
+	}
+	if root == nil { // detached, if not dropped
 		return &DDLError{Source: c.n, Changes: []string{added.Leaf.String() + " is gone again"}}
 	}
-	root := c.inv.byName[catalog.ByOID(leaf.Root).Name]
 	plan, err := copier.Plan(leaf, c.dest.Table(root.name), root.rule.Columns, root.rule.BinaryKey(), c.CopyFormat)
 	if err != nil {
 		return err
