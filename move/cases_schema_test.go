@@ -28,7 +28,7 @@ var schemaFacts = map[string]string{
 		union all select 'default ' || coalesce(nspname, '') || defaclobjtype::text || pg_get_userbyid(defaclrole), x.* from pg_default_acl left join pg_namespace n on n.oid = defaclnamespace, aclexplode(defaclacl) x) g where privilege_type <> 'MAINTAIN'`,
 	"row security": `select c.oid::regclass::text, relrowsecurity, relforcerowsecurity from pg_class c join pg_namespace n on n.oid = relnamespace where c.oid >= 16384 and relkind in ('r', 'p') and nspname in ('public', 'app')`,
 	"policies":     `select schemaname, tablename, policyname, permissive, roles::text, cmd, qual, with_check from pg_policies where schemaname in ('public', 'app')`,
-	"triggers":     `select tgrelid::regclass::text, tgname, tgenabled, pg_get_triggerdef(oid) from pg_trigger where not tgisinternal and tgname !~ 'pgreshard' and tgfoid::regproc::text !~ 'pgreshard'`,
+	"triggers":     `select tgrelid::regclass::text, tgname, tgenabled, pg_get_triggerdef(oid) from pg_trigger where not exists (select from pg_constraint c where c.oid = tgconstraint and contype <> 't') and tgname !~ 'pgreshard' and tgfoid::regproc::text !~ 'pgreshard'`,
 	"comments":     `select i.type, i.identity, description from pg_description d, pg_identify_object(classoid, objoid, objsubid) i where objoid >= 16384 and classoid <> 'pg_extension'::regclass and i.identity !~ 'pgreshard'`,
 	"constraints":  `select conrelid::regclass::text, conname, pg_get_constraintdef(oid), convalidated from pg_constraint where oid >= 16384 and contype <> 'n' and conrelid::regclass::text !~ 'pgreshard'`,
 	"indexes":      `select indrelid::regclass::text, pg_get_indexdef(indexrelid), indisvalid, indisclustered from pg_index where indexrelid >= 16384 and indrelid::regclass::text !~ 'pgreshard|toast'`,
@@ -36,7 +36,7 @@ var schemaFacts = map[string]string{
 	"columns": `select attrelid::regclass::text, attname, format_type(atttypid, atttypmod), attnotnull, attstorage, attidentity, attgenerated, attstattarget is not null and attstattarget = 77, coalesce(pg_get_expr(adbin, adrelid), ''), attoptions::text
 		from pg_attribute left join pg_attrdef on (adrelid, adnum) = (attrelid, attnum) join pg_class c on c.oid = attrelid join pg_namespace n on n.oid = relnamespace where c.relkind in ('r', 'p') and attnum > 0 and not attisdropped and nspname in ('public', 'app')`,
 	"options": `select c.oid::regclass::text, reloptions::text from pg_class c join pg_namespace n on n.oid = relnamespace where c.oid >= 16384 and relkind in ('r', 'p', 'i') and nspname in ('public', 'app')`,
-	"others": `select 'view ' || viewname, definition from pg_views where schemaname in ('public', 'app') union all select 'rule ' || rulename, definition from pg_rules where schemaname in ('public', 'app')
+	"others": `select 'view ' || viewname, replace(definition, 'enabled.', '') from pg_views where schemaname in ('public', 'app') union all select 'rule ' || rulename, definition from pg_rules where schemaname in ('public', 'app')
 		union all select 'statistics ' || stxname, stxkind::text from pg_statistic_ext union all select 'function ' || p.oid::regprocedure::text, prosrc from pg_proc p join pg_namespace n on n.oid = pronamespace where p.oid >= 16384 and nspname in ('public', 'app')`,
 }
 

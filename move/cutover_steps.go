@@ -145,7 +145,7 @@ func (c *cutover) finish(ctx context.Context) error {
 		if err := c.lookForDDL(ctx, c.inv, c.evolution, n); err != nil {
 			return err
 		}
-		if err := c.samePublication(ctx, n); err != nil {
+		if err := c.samePublication(ctx, c.inv, n); err != nil {
 			return err
 		}
 	}
