@@ -28,7 +28,7 @@ test: setup             ## every test, on real servers
 	$(WITH_GO) go test -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
 
 # The suites whose outcome may depend on the server's version: values, identities, partitions.
-VERSION_TESTS ?= Value|Types|Encoding|Identit|Partition|Key
+VERSION_TESTS ?= Value|Types|Encoding|Identit|Partition|Key|Case0
 
 # source:destination
 PAIRS         ?= 14:14 15:15 16:16 17:17 18:18 14:18

@@ -407,7 +407,7 @@ func (e *evolution) adapt(source int, t *sink.Table) {
 	if e == nil {
 		return
 	}
-	t.Before, t.Gone = e.before[source], map[string]bool{}
+	t.Before = e.before[source]
 	for _, c := range e.changes[source] {
 		if c.Table == t.Source && c.Kind == columnDropped {
 			t.Gone[c.Was.Name] = true

@@ -259,10 +259,13 @@ func common(a, b []int) (out []int) {
 
 // sinkTable matches a leaf's columns to the destination's by name; renamed tells which the source calls otherwise.
 func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string) (*sink.Table, error) {
-	st := &sink.Table{Source: t.name, Dest: into.Name, SourceParts: root.Kind == 'p', DestParts: into.Kind == 'p', Rule: t.rule, Query: t.query, AskAll: t.asked, Feeds: t.feeds, WithMapping: t.withMapping, Renamed: renamed}
+	st := &sink.Table{Source: t.name, Dest: into.Name, SourceParts: root.Kind == 'p', DestParts: into.Kind == 'p', Rule: t.rule, Query: t.query, AskAll: t.asked, Feeds: t.feeds, WithMapping: t.withMapping, Renamed: renamed, Gone: map[string]bool{}}
 	called := map[string]bool{}
 	for _, c := range root.Columns {
 		called[cmp.Or(renamed[c.Name], c.Name)] = true
+		if c.Generated != 0 { // in the log from 18 on, and computed anew
+			st.Gone[c.Name] = true
+		}
 	}
 	for _, c := range into.Columns {
 		if called[c.Name] && c.Generated == 0 {

@@ -22,9 +22,15 @@ func CreatePublication(ctx context.Context, conn *pgx.Conn, name string, tables 
 	for i, t := range tables {
 		list[i] = "only " + t.SQL()
 	}
-	sql := "create publication " + quoted(name) + " for table " + strings.Join(list, ", ") +
-		" with (publish = 'insert, update, delete, truncate', publish_via_partition_root = false)"
-	_, err := conn.Exec(ctx, sql)
+	options := "publish = 'insert, update, delete, truncate', publish_via_partition_root = false"
+	var major int
+	if err := conn.QueryRow(ctx, `select current_setting('server_version_num')::int / 10000`).Scan(&major); err != nil {
+		return fmt.Errorf("create publication %s: %w", name, err)
+	}
+	if major >= 18 { // else the application's UPDATE of a table with a generated column in its replica identity fails
+		options += ", publish_generated_columns = stored"
+	}
+	_, err := conn.Exec(ctx, "create publication "+quoted(name)+" for table "+strings.Join(list, ", ")+" with ("+options+")")
 	if pg.Code(err) == "42710" {
 		return fmt.Errorf("create publication %s: %w (%w)", name, ErrPublicationExists, err)
 	}

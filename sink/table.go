@@ -30,7 +30,8 @@ type Table struct {
 
 	// Renamed finds a column that the source calls by another name already: the source's name to the destination's.
 	Renamed map[string]string
-	// Gone are columns the source has no more; what rows from before still carry of them is left out.
+	// Gone are columns that are not written though rows may carry them: those the source has no more, and generated ones
+	// (logged from 18 on), which the destination computes.
 	Gone map[string]bool
 	// Before: what a row of a transaction before this position carries under a name nobody knows was added and dropped
 	// again since, and is left out too.
