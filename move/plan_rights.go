@@ -196,9 +196,11 @@ func (d *destinationRights) checkMembership(ctx context.Context, owners []string
 	return err
 }
 
+// A superuser gives anything to any role.
 const selectNoCreate = `select n.nspname, r.rolname
   from unnest($1::text[], $2::text[]) p (schema, role) join pg_namespace n on n.nspname = p.schema join pg_roles r on r.rolname = p.role
- where not (has_schema_privilege(r.oid, n.oid, 'create') and has_schema_privilege(r.oid, n.oid, 'usage')) order by 1, 2`
+ where not (has_schema_privilege(r.oid, n.oid, 'create') and has_schema_privilege(r.oid, n.oid, 'usage'))
+   and not (select rolsuper from pg_roles where rolname = current_user) order by 1, 2`
 
 // checkCreate looks at schemas that are there already; one that is not is made by the worker, who owns it then.
 func (d *destinationRights) checkCreate(ctx context.Context, creates []schemaRole) error {

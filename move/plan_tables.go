@@ -36,6 +36,9 @@ func (p *planner) checkTables(ctx context.Context) error {
 		for _, leaf := range inv.leaves(n) {
 			p.checkIdentity(inv, leaf, n)
 		}
+		if err := p.checkGenerated(ctx, inv, n); err != nil {
+			return err
+		}
 	}
 	p.checkBehind(ctx, inv)
 	if !p.CreateSchema {
@@ -48,8 +51,7 @@ func (p *planner) checkTables(ctx context.Context) error {
 		p.note("no table of the move comes under %s", rule)
 	}
 	p.noteUnknown(inv)
-	p.notMoved(inv)
-	return errors.Join(p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
+	return errors.Join(p.notMoved(ctx, inv), p.noteUniques(ctx, inv), p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
 }
 
 // noteUnknown names what [[omnisharded_tables]] lists and the source has not.
@@ -205,18 +207,6 @@ func (p *planner) checkOwned(ctx context.Context, where string, conn *pgx.Conn, 
 	return err
 }
 
-func (p *planner) checkIdentity(inv *inventory, leaf *pg.Table, source int) {
-	if p.SetIdentity || !p.needsFull(inv, leaf, source) {
-		p.noteLoose(inv, leaf, source)
-		return
-	}
-	what := "without a usable replica identity the application's own UPDATE and DELETE would fail once it is published"
-	if len(leaf.Logged) > 0 {
-		what = "its replica identity does not carry the sharding key, and with several sources an old row must tell whose it is"
-	}
-	p.problem(leaf.Name.String(), what, fmt.Sprintf(`alter table %s replica identity full, or set [tables] replica_identity = "full"`, leaf.Name.SQL()))
-}
-
 // noteLoose says what it costs when the log does not tell which shard an old row is on.
 func (p *planner) noteLoose(inv *inventory, leaf *pg.Table, source int) {
 	t := inv.tableOf(leaf, source)
@@ -262,19 +252,5 @@ func (p *planner) checkExisting(ctx context.Context, inv *inventory) {
 		if err != nil {
 			p.problem(where, "its tables cannot be read: "+err.Error(), "")
 		}
-	}
-}
-
-// notMoved lists tables the move leaves out although the configuration's patterns take them.
-func (p *planner) notMoved(inv *inventory) {
-	var unlogged []string
-	for _, t := range inv.sources[0].Roots() {
-		if t.Persistence != 'p' && p.matches(t.Name) {
-			unlogged = append(unlogged, t.Name.String())
-		}
-	}
-	slices.Sort(unlogged)
-	if len(unlogged) > 0 {
-		p.note("not moved, because their changes are not in the log: unlogged %s", strings.Join(unlogged, ", "))
 	}
 }

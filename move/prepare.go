@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"pgreshard/checkpoints"
+	"pgreshard/layout"
 	"pgreshard/pg"
 	"pgreshard/replicator"
 )
@@ -125,6 +126,9 @@ func (m *Move) identities(ctx context.Context, inv *inventory) error {
 		for _, leaf := range inv.leaves(n) {
 			if !m.needsFull(inv, leaf, n) {
 				continue
+			}
+			if column := virtual(leaf); column != "" {
+				return &PlanError{layout.Problems{virtualProblem(leaf, column)}}
 			}
 			was = append(was, identity{leaf.Name, leaf.Replica, leaf.ReplicaIndex})
 			if err := m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetDetail(ctx, conn, identitiesKey(n), was) }); err != nil {

@@ -57,12 +57,13 @@ func moveCode(err error) int {
 	var unknown *move.UnknownError
 	var plan *move.PlanError
 	var difference *move.DifferenceError
+	var objects *move.ObjectsError
 	switch {
 	case errors.As(err, &unknown):
 		return exitUnknown
 	case errors.As(err, &undone), move.GaveUp(err):
 		return exitUndone
-	case errors.As(err, &plan), errors.As(err, &difference):
+	case errors.As(err, &plan), errors.As(err, &difference), errors.As(err, &objects):
 		return exitCheck
 	case errors.Is(err, move.ErrChangedConfig):
 		return exitUsage
