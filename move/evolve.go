@@ -1,300 +1,295 @@
 package move
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"pgreshard/pg"
 )
 
-// change is one difference between what a source's moved table was and what it is, and what carries it to a shard.
-type change struct {
-	Kind  changeKind
-	Table pg.Name      // the root
-	Was   *shapeColumn // as it was, nil where it is new
-	Now   *shapeColumn
-	Type  string // an enumeration's name
-	Label string
-	Next  string  // the label before which it stands; empty: it is the last
-	Leaf  pg.Name // the partition that came or went; Table is the one above it
-	OID   uint32  // its OID on the source
-	Bound string  // its bound there
-	Text  string  // in words
-	// Why says what keeps it from being carried.
-	Why string
+// evolution is what the shards still lack of the sources' tables as they are now.
+type evolution struct {
+	recorded []shapes // what the shards were made like, by source
+	accepted []shapes // the sources as this run found them
+	changes  [][]change
+	before   []pg.LSN          // the sources' positions before they were read
+	after    []pg.LSN          // and after: what was changed by then shows in every row beyond
+	run      bool              // the shards are changed by this worker
+	startsAt map[uint32]pg.LSN // by OID: a partition whose copy this run leads up to begins there
+	ended    bool              // every stream has passed after, and nothing is applied meanwhile
 }
 
-type changeKind int
-
-const (
-	other changeKind = iota // a change that Text tells and nothing carries
-	columnAdded
-	columnDropped
-	columnRenamed
-	columnRetyped
-	columnLoosened  // NOT NULL was dropped
-	columnTightened // NOT NULL was set
-	columnDefaulted // its default is another
-	labelAdded
-	leafAdded // a partition was made or attached
-	leafGone  // a partition was dropped or detached
-)
-
-// changesTo lists what was changed, columns by their numbers.
-func (s shapes) changesTo(now shapes) (out []change) {
-	for oid, old := range s.Tables {
-		is, ok := now.Tables[oid]
-		add := func(format string, args ...any) {
-			out = append(out, change{Table: old.Name, Text: fmt.Sprintf(format, args...), Why: "it cannot be followed"})
-		}
-		switch {
-		case ok && old.Pending:
-		case !ok && old.Leaf && old.Parent != pg.Name{}:
-			out = append(out, change{Kind: leafGone, Table: old.Parent, Leaf: old.Name, OID: oid, Text: old.Name.String() + " was dropped, detached or made again"})
-		case !ok:
-			add("%s was dropped, detached or made again", old.Name)
-		case is.Name != old.Name:
-			add("%s was renamed to %s", old.Name, is.Name)
-		case is.Parent != old.Parent || is.Bound != old.Bound:
-			add("%s was attached or detached as a partition", old.Name)
-		case is.Replica != old.Replica:
-			add("the replica identity of %s was changed", old.Name)
-		case old.Parent == pg.Name{}: // partitions have their root's columns
-			out = append(out, columnChanges(old, is, s.rewritten(old.Name, now))...)
-		}
-	}
-	for oid, is := range now.Tables {
-		switch was, ok := s.Tables[oid]; {
-		case ok && !was.Pending:
-		case is.Leaf && is.Parent != pg.Name{}:
-			out = append(out, change{Kind: leafAdded, Table: is.Parent, Leaf: is.Name, OID: oid, Bound: is.Bound, Text: is.Name.String() + " was made or attached"})
-		default:
-			out = append(out, change{Table: is.Name, Text: is.Name.String() + " was made or attached", Why: "it cannot be followed"})
-		}
-	}
-	for name, labels := range now.Enums {
-		out = append(out, labelChanges(name, s.Enums[name], labels)...)
-	}
-	slices.SortFunc(out, func(a, b change) int { return strings.Compare(a.Text, b.Text) })
-	return out
+// pending says that something is to be done once the streams have passed.
+func (e *evolution) pending() bool {
+	return slices.ContainsFunc(e.changes, func(c []change) bool { return len(c) > 0 })
 }
 
-// rewritten says that a table of a root's tree has another file.
-func (s shapes) rewritten(root pg.Name, now shapes) bool {
-	for oid, old := range s.Tables {
-		if is, ok := now.Tables[oid]; ok && old.Leaf && is.File != old.File && (old.Name == root || s.rootOf(old) == root) {
-			return true
+// alike says that the sources do not differ from each other in what was changed: each was changed already.
+func (e *evolution) alike() bool {
+	texts := func(all []change) (out []string) {
+		for _, c := range all {
+			out = append(out, c.Text)
+		}
+		return out
+	}
+	for _, c := range e.changes[1:] {
+		if !slices.Equal(texts(c), texts(e.changes[0])) {
+			return false
 		}
 	}
-	return false
+	return true
 }
 
-// rootOf is the topmost table above one.
-func (s shapes) rootOf(t shape) pg.Name {
-	for {
-		parent := t.Parent
-		for _, o := range s.Tables {
-			if o.Name == t.Name {
-				parent = o.Parent
+// positions are the sources' insert positions.
+func (m *Move) positions(ctx context.Context) ([]pg.LSN, error) {
+	at := make([]pg.LSN, len(m.Source.Shards))
+	return at, m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, `select pg_current_wal_insert_lsn()::text`).Scan(&at[n])
+	})
+}
+
+// readSources takes the inventory and what was changed since the move's schema was made, and lets a stream start: with
+// changes only where on_ddl or the shards themselves allow it, and after the shards take rows of both kinds.
+func (m *Move) readSources(ctx context.Context) (*inventory, *evolution, error) {
+	if err := m.finishEvolution(ctx); err != nil {
+		return nil, nil, err
+	}
+	e := &evolution{}
+	var err error
+	if e.before, err = m.positions(ctx); err != nil {
+		return nil, nil, err
+	}
+	inv, err := m.takeInventory(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if e.after, err = m.positions(ctx); err != nil {
+		return nil, nil, err
+	}
+	if e.recorded, err = m.recorded(ctx, shapesRecorded); err != nil {
+		return nil, nil, err
+	}
+	e.accepted = inv.allShapes()
+	e.compare()
+	for n, changes := range e.changes {
+		e.accepted[n].Gone = map[uint32]bool{}
+		maps.Copy(e.accepted[n].Gone, e.recorded[n].Gone)
+		for _, c := range changes {
+			if c.Kind == leafGone {
+				e.accepted[n].Gone[c.OID] = true
 			}
 		}
-		if (parent == pg.Name{}) {
-			return t.Name
-		}
-		t = shape{Name: parent}
 	}
+	if !e.pending() {
+		return inv, e, nil
+	}
+	return inv, e, m.accept(ctx, inv, e)
 }
 
-func columnChanges(old, is shape, rewritten bool) (out []change) {
-	for i := range old.Columns {
-		was := &old.Columns[i]
-		now := is.column(was.Num)
-		c := change{Table: old.Name, Was: was, Now: now}
-		if now == nil {
-			c.Kind, c.Text = columnDropped, fmt.Sprintf("%s: column %q was dropped", old.Name, was.Name)
-			if c.Why = ""; was.Generated {
-				c.Why = "a generated column is not followed"
-			}
-			out = append(out, c)
-			continue
-		}
-		if was.Generated != now.Generated || was.Identity != now.Identity || was.Collation != now.Collation || was.Generated && was.Default != now.Default {
-			c.Text, c.Why = fmt.Sprintf("%s: column %q was defined anew", old.Name, now.Name), "it cannot be followed"
-			out = append(out, c)
-			continue
-		}
-		add := func(kind changeKind, why, format string, args ...any) {
-			c := c
-			c.Kind, c.Why, c.Text = kind, why, fmt.Sprintf(format, args...)
-			out = append(out, c)
-		}
-		if was.Name != now.Name {
-			add(columnRenamed, old.taken(now.Name), "%s: column %q was renamed to %q", old.Name, was.Name, now.Name)
-		}
-		if was.Type != now.Type {
-			why := ""
-			if rewritten {
-				why = "the table was rewritten, and its new values are not in the log"
-			}
-			add(columnRetyped, why, "%s: column %q was %s and is %s", old.Name, now.Name, was.Type, now.Type)
-		}
-		if was.NotNull && !now.NotNull {
-			add(columnLoosened, "", "%s: column %q may be null", old.Name, now.Name)
-		}
-		if !was.NotNull && now.NotNull {
-			add(columnTightened, "", "%s: column %q is not null", old.Name, now.Name)
-		}
-		if was.Default != now.Default {
-			add(columnDefaulted, "", "%s: the default of column %q was changed", old.Name, now.Name)
-		}
+func (m *Move) accept(ctx context.Context, inv *inventory, e *evolution) error {
+	if err := m.judgeLeaves(ctx, inv, e); err != nil {
+		return err
 	}
-	for i := range is.Columns {
-		now := &is.Columns[i]
-		if old.column(now.Num) != nil {
-			continue
-		}
-		c := change{Kind: columnAdded, Table: old.Name, Now: now, Text: fmt.Sprintf("%s: column %q (%s) was added", old.Name, now.Name, now.Type)}
-		c.Why = old.taken(now.Name)
-		switch {
-		case now.Generated:
-			c.Why = "its values are computed, and the table was rewritten for it"
-		case now.Identity:
-			c.Why = "the table was rewritten for its values"
-		case rewritten:
-			c.Why = "the table was rewritten, and the values its rows got are not in the log"
-		}
-		out = append(out, c)
-	}
-	return out
-}
-
-// taken says that a name was another column's: a row that carries it does not tell which of the two it means.
-func (s shape) taken(name string) string {
-	if slices.ContainsFunc(s.Columns, func(c shapeColumn) bool { return c.Name == name }) {
-		return "the name was another column's before"
-	}
-	return ""
-}
-
-// labelChanges: labels may be added anywhere; one that is renamed is another in every row.
-func labelChanges(name string, was, now []string) (out []change) {
-	if was == nil { // a type that is new comes with the column that needs it
+	refused := slices.IndexFunc(e.changes, func(all []change) bool { return slices.ContainsFunc(all, m.refuses) })
+	differs := m.sameOnShards(ctx, inv)
+	switch {
+	case refused < 0 && m.OnDDL == DDLExec:
+		e.run = true
+		return m.runEarly(ctx, inv, e)
+	case refused < 0 && (differs == nil || m.OnDDL == DDLIgnore): // the shards have them already, or need not have them
 		return nil
 	}
-	for _, label := range was {
-		if !slices.Contains(now, label) {
-			return []change{{Table: pg.Name{Table: name}, Text: fmt.Sprintf("type %s: label %q was renamed", name, label), Why: "it cannot be followed"}}
-		}
+	n := max(refused, 0)
+	for len(e.changes[n]) == 0 {
+		n++
 	}
-	for i := len(now) - 1; i >= 0; i-- { // from the end, so that the label it stands before is there
-		if slices.Contains(was, now[i]) {
-			continue
-		}
-		c := change{Kind: labelAdded, Type: name, Label: now[i], Text: fmt.Sprintf("type %s: label %q was added", name, now[i])}
-		if i+1 < len(now) {
-			c.Next = now[i+1]
-		}
-		out = append(out, c)
-	}
-	return out
+	found := e.error(n, differs)
+	found.refused = true
+	return found
 }
 
-// early are the statements after which a shard takes rows from before the change and from after it. into is the shard's
-// table as it is; what it has already is left out.
-func (c *change) early(into *pg.Table) (sql []string) {
-	switch c.Kind {
-	case columnAdded:
-		if _, there := into.Column(c.Now.Name); there {
-			return nil
-		}
-		add := fmt.Sprintf("add column %s %s", columnSQL(c.Now.Name), c.Now.Type)
-		if c.Now.Collation != "" {
-			add += " collate " + c.Now.Collation
-		}
-		if c.Now.Missing != nil { // what rows have that were there before
-			add += fmt.Sprintf(" default %s::%s", strings.TrimSpace(quoteLiteral(*c.Now.Missing)), c.Now.Type)
-		}
-		return []string{c.alter(add)}
-	case columnDropped:
-		if i, there := into.Column(c.Was.Name); there && into.Columns[i].NotNull {
-			return []string{c.alter("alter column " + columnSQL(c.Was.Name) + " drop not null")}
-		}
-	case columnLoosened:
-		if i := c.there(into); i >= 0 && into.Columns[i].NotNull {
-			return []string{c.alter("alter column " + into.Columns[i].SQL() + " drop not null")}
-		}
-	case columnRetyped:
-		if i := c.there(into); i >= 0 && into.Columns[i].Type != c.Now.Type {
-			return []string{c.alter("alter column " + into.Columns[i].SQL() + " type " + c.Now.Type)}
-		}
-	case leafAdded:
-		return []string{fmt.Sprintf("create table if not exists %s partition of %s %s", c.Leaf.SQL(), c.Table.SQL(), c.Bound)}
-	case labelAdded:
-		place := ""
-		if c.Next != "" {
-			place = " before" + quoteLiteral(c.Next)
-		}
-		return []string{fmt.Sprintf("alter type %s add value if not exists%s%s", c.Type, quoteLiteral(c.Label), place)}
+// refuses says that a change keeps the move from going on.
+func (m *Move) refuses(c change) bool {
+	if leaf := c.Kind == leafAdded || c.Kind == leafGone; leaf && m.OnDDL != DDLExec {
+		return true
 	}
-	return nil
+	if m.OnDDL != DDLIgnore {
+		return c.Why != ""
+	}
+	switch c.Kind {
+	case columnDropped, columnRetyped, columnLoosened, columnTightened, columnDefaulted:
+		return c.Why != ""
+	}
+	return true
 }
 
-// late are the statements that end the change, once every row from before it is applied. Those of one table are one
-// transaction, renames first.
-func (c *change) late(into *pg.Table) (sql []string) {
-	switch c.Kind {
-	case leafGone:
-		return []string{"drop table if exists " + c.Leaf.SQL()}
-	case columnDropped:
-		if _, there := into.Column(c.Was.Name); there {
-			return []string{c.alter("drop column " + columnSQL(c.Was.Name))}
+// tableOf is a table as a shape has it, as far as change.early looks.
+func tableOf(s shapes, name pg.Name) *pg.Table {
+	t := &pg.Table{Name: name}
+	for _, is := range s.Tables {
+		if is.Name == name {
+			for _, c := range is.Columns {
+				t.Columns = append(t.Columns, pg.Column{Name: c.Name, Type: c.Type, NotNull: c.NotNull})
+			}
 		}
+	}
+	return t
+}
+
+// runEarly lets every shard take rows of both kinds, and brings new partitions over.
+func (m *Move) runEarly(ctx context.Context, inv *inventory, e *evolution) error {
+	if err := m.unpublishGone(ctx, e); err != nil {
+		return err
+	}
+	if err := m.record(ctx, shapesEarly, e.accepted); err != nil {
+		return err
+	}
+	var err error
+	if e.recorded, err = m.finishEarly(ctx); err != nil {
+		return err
+	}
+	e.compare()
+	if err := m.addLeaves(ctx, inv, e); err != nil {
+		return err
+	}
+	e.after, err = m.positions(ctx) // beyond it no row of what is not published any more comes
+	return err
+}
+
+// compare says what the shards lack of what this run found.
+func (e *evolution) compare() {
+	e.changes = nil
+	for n, was := range e.recorded {
+		e.changes = append(e.changes, was.changesTo(e.accepted[n]))
+	}
+}
+
+// finishEarly lets the shards take rows of both kinds, as far as that was begun, and gives what they are like then.
+func (m *Move) finishEarly(ctx context.Context) ([]shapes, error) {
+	was, err := m.recorded(ctx, shapesRecorded)
+	if err != nil {
+		return nil, err
+	}
+	early, err := m.recorded(ctx, shapesEarly)
+	if err != nil || early == nil {
+		return was, err
+	}
+	var changes [][]change
+	for n := range was {
+		changes = append(changes, was[n].changesTo(early[n]))
+		was[n] = was[n].grown(early[n])
+	}
+	if err := m.onShards(ctx, changes, func(c *change, into *pg.Table) []string { return c.early(into) }); err != nil {
+		return nil, err
+	}
+	return was, errors.Join(m.record(ctx, shapesRecorded, was), m.record(ctx, shapesEarly, nil))
+}
+
+// onShards runs on every shard what the changes of all sources ask for there, each once.
+func (m *Move) onShards(ctx context.Context, changes [][]change, statements func(*change, *pg.Table) []string) error {
+	return m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		catalog, err := pg.ReadCatalog(ctx, conn)
+		if err != nil {
+			return err
+		}
+		var run []string
+		for source, all := range changes {
+			all = slices.Clone(all)
+			slices.SortStableFunc(all, func(a, b change) int { return cmp.Compare(a.order(), b.order()) })
+			for i := range all {
+				into := catalog.Table(all[i].Table)
+				if into == nil && all[i].Kind != labelAdded {
+					return &DDLError{refused: true, Source: source, Changes: []string{fmt.Sprintf("shard %d has no table %s", n, all[i].Table)}}
+				}
+				for _, sql := range statements(&all[i], into) {
+					if !slices.Contains(run, sql) {
+						run = append(run, sql)
+					}
+				}
+			}
+		}
+		for _, sql := range run { // one by one: a label may be used only when it is committed, and each may be repeated
+			if _, err := conn.PgConn().Exec(ctx, sql).ReadAll(); err != nil {
+				return &DDLError{refused: true, Changes: []string{fmt.Sprintf("on shard %d, %s: %v", n, sql, err)}}
+			}
+			m.log.Info("the shard was changed as the source was", "shard", n, "sql", sql)
+		}
+		return nil
+	})
+}
+
+// order puts renames before what names the column anew.
+func (c *change) order() int {
+	switch c.Kind {
+	case columnDropped:
+		return 0
 	case columnRenamed:
-		if _, there := into.Column(c.Was.Name); there {
-			return []string{c.alter("rename column " + columnSQL(c.Was.Name) + " to " + columnSQL(c.Now.Name))}
-		}
-	case columnTightened:
-		return []string{c.alter("alter column " + columnSQL(c.Now.Name) + " set not null")}
-	case columnDefaulted:
-		return []string{c.setDefault()}
-	case columnAdded:
-		sql = append(sql, c.setDefault())
-		if c.Now.NotNull {
-			sql = append(sql, c.alter("alter column "+columnSQL(c.Now.Name)+" set not null"))
-		}
-		return sql
+		return 1
 	}
-	return nil
+	return 2
 }
 
-// there is where the changed column stands in a shard's table, by either name, -1 where it does not.
-func (c *change) there(into *pg.Table) int {
-	for _, name := range []string{c.Was.Name, c.Now.Name} {
-		if i, ok := into.Column(name); ok {
-			return i
-		}
-	}
-	return -1
-}
+// errPassed ends the streams of a run: they have passed what was changed, and the shards' tables are changed to the end.
+var errPassed = errors.New("the streams have passed what was changed")
 
-func (c *change) setDefault() string {
-	if c.Now.Default == "" {
-		return c.alter("alter column " + columnSQL(c.Now.Name) + " drop default")
-	}
-	return c.alter("alter column " + columnSQL(c.Now.Name) + " set default " + c.Now.Default)
-}
-
-func (c *change) alter(what string) string { return "alter table " + c.Table.SQL() + " " + what }
-
-func columnSQL(name string) string { return pgx.Identifier{name}.Sanitize() }
-
-// statements is everything a shard like the source was needs, for an operator who runs it.
-func (c *change) statements(was *pg.Table) []string {
-	if c.Kind == other || c.Kind == leafAdded || c.Kind == leafGone || c.Why != "" {
+// pass waits until every stream has passed the changes that are pending; then it gives errPassed.
+func (m *Move) pass(ctx context.Context, e *evolution, followers []*follower) error {
+	if !e.pending() {
 		return nil
 	}
-	return append(c.early(was), c.late(was)...)
+	for told := false; !e.alike(); told = true {
+		if !told {
+			m.log.Warn("not every source was changed alike yet; the cutover waits for that", "source 0", fmt.Sprint(e.error(0, nil).Changes))
+		}
+		if err := sleep(ctx, time.Second); err != nil { // lookForDDL ends this when one is changed
+			return err
+		}
+	}
+	for _, f := range followers {
+		for f.sink.Applied() < e.after[f.source] {
+			if err := f.reach(ctx, time.Now().Add(time.Second)); err != nil {
+				return err
+			}
+		}
+	}
+	e.ended = true
+	return errPassed
+}
+
+// endEvolution records that every stream has passed the changes, and ends them.
+func (m *Move) endEvolution(ctx context.Context, e *evolution) error {
+	if !e.run {
+		return m.record(ctx, shapesRecorded, e.accepted)
+	}
+	if err := m.record(ctx, shapesAhead, e.accepted); err != nil {
+		return err
+	}
+	return m.finishEvolution(ctx)
+}
+
+// finishEvolution changes the shards' tables to the end, as far as it was begun.
+func (m *Move) finishEvolution(ctx context.Context) error {
+	was, err := m.finishEarly(ctx)
+	if err != nil {
+		return err
+	}
+	ahead, err := m.recorded(ctx, shapesAhead)
+	if err != nil || ahead == nil {
+		return err
+	}
+	var changes [][]change
+	for n := range was {
+		changes = append(changes, was[n].changesTo(ahead[n]))
+	}
+	if err := m.onShards(ctx, changes, func(c *change, into *pg.Table) []string { return c.late(into) }); err != nil {
+		return err
+	}
+	return errors.Join(m.record(ctx, shapesRecorded, ahead), m.record(ctx, shapesAhead, nil))
 }
