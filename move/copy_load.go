@@ -2,6 +2,7 @@ package move
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -41,6 +42,10 @@ func (c *sourceCopy) load(ctx context.Context, snapshot string, snap *copier.Sna
 			})
 		},
 	})
+	if pg.Code(err) == "23505" && len(c.Source.Shards) > 1 {
+		return fmt.Errorf("%w; hint: two sources have a row with this key for one shard: the key must hold what tells them apart, or the rows must "+
+			"be placed apart; then %s", err, startOver)
+	}
 	return checkpoints.Refused(err)
 }
 
