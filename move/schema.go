@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -128,7 +129,11 @@ func (d *Dump) Restore(ctx context.Context, dest pg.Shard, conn *pgx.Conn, phase
 		run = d.runWritten
 	}
 	if err := run(ctx, dest, phase, use); err != nil {
-		return fmt.Errorf("restore %s on %s: %w", phase, dest, err)
+		hint := ""
+		if phase == PhaseTables && strings.Contains(err.Error(), "already exists") {
+			hint = "; hint: types, functions and sequences are not dropped with a move's tables: drop what is named, or make the shards' databases anew"
+		}
+		return fmt.Errorf("restore %s on %s: %w%s", phase, dest, err, hint)
 	}
 	return nil
 }
