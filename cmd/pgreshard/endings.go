@@ -25,9 +25,14 @@ func (a *app) cancelCommand() *cobra.Command {
 				if err := e.Cancel(c.Context(), o); err != nil {
 					return err
 				}
-				left := "nothing of it is left on any node"
+				// What is not the move's own but came with the tables cannot be told from what was there.
+				schema := ""
+				if config.Schema.Create {
+					schema = "; types, functions, views and free sequences that came with the tables stay on the shards"
+				}
+				left := "nothing of it is left on any node" + schema
 				if !o.DropData {
-					left = stay + "; drop them there before the next migrate; nothing else of it is left on any node"
+					left = stay + "; drop them there before the next migrate; nothing else of it is left on any node" + schema
 				}
 				_, err := fmt.Fprintf(a.stdout, "move %s is cancelled: %s\n", config.Move.Name, left)
 				return err
