@@ -287,7 +287,7 @@ func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string)
 	// Rows are found by what the log carries: the identity, or under FULL the table's key.
 	st.Key = names(into, into.Key)
 	if leaf.Replica == pg.IdentityIndex {
-		st.Key = st.Logged
+		st.Key, st.DestKey = st.Logged, st.Key
 	}
 	for _, k := range st.Key {
 		if !slices.Contains(st.Logged, k) && len(st.Logged) > 0 {

@@ -2,6 +2,7 @@ package sink
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"pgreshard/pg"
@@ -116,14 +117,14 @@ func (t *Table) onConflict(columns []int) string {
 	var set []string
 	for _, i := range columns {
 		c := t.Columns[i]
-		if !t.inKey(i) {
+		if !slices.Contains(t.conflictKey(), i) {
 			set = append(set, fmt.Sprintf("%s = excluded.%s", c.SQL(), c.SQL()))
 		}
 	}
 	if len(set) == 0 {
-		return fmt.Sprintf(" on conflict (%s) do nothing", t.columnList(t.Key))
+		return fmt.Sprintf(" on conflict (%s) do nothing", t.columnList(t.conflictKey()))
 	}
-	return fmt.Sprintf(" on conflict (%s) do update set %s", t.columnList(t.Key), strings.Join(set, ", "))
+	return fmt.Sprintf(" on conflict (%s) do update set %s", t.columnList(t.conflictKey()), strings.Join(set, ", "))
 }
 
 // bind adds a lone parameter of the column's own type for each column.

@@ -28,6 +28,9 @@ type Table struct {
 	// a table that is not are its own alone: those of tables that inherit from it are moved as theirs.
 	SourceParts, DestParts bool
 
+	// DestKey is the destination's own key, which an upsert conflicts on, where rows are found by another; nil: Key.
+	DestKey []int
+
 	// Renamed finds a column that the source calls by another name already: the source's name to the destination's.
 	Renamed map[string]string
 	// Gone are columns that are not written though rows may carry them: those the source has no more, and generated ones
@@ -47,6 +50,13 @@ type Table struct {
 	WithMapping bool
 	// Answers lists those of Feeds that a passing row answers by itself.
 	Answers []Answer
+}
+
+func (t *Table) conflictKey() []int {
+	if t.DestKey != nil {
+		return t.DestKey
+	}
+	return t.Key
 }
 
 // mineKey are the columns that tell which source a row is of.
