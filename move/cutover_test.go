@@ -223,7 +223,7 @@ func TestACutoverBeyondMaxFreezeGivesTheSourceBack(t *testing.T) {
 			after := r.sources[0].Conn(t).QueryRow(t.Context(), touch).Scan(new(time.Time))
 			all := stop()
 			var undone *move.UndoneError
-			if !errors.As(err, &undone) || undone.Step != "drain" {
+			if !errors.As(err, &undone) || undone.Step != "drain" && undone.Step != "finish" { // the latter where nothing was to be written to the locked table
 				t.Fatalf("the cutover ended with %v", err)
 			}
 			if after != nil {

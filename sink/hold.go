@@ -56,6 +56,11 @@ func (r *router) apply(ctx context.Context, c heldChange) error {
 		// The run before this one placed the row, or no shard could be ahead of it. Its mapping row has gone since, on the
 		// shard that is ahead, and the row lives on the same shard: that one has the change already.
 		return nil
+	case r.tx.Commit <= c.table.Forgive && c.new != nil && len(c.table.Key) > 0:
+		// A resumed copy may have been read after the mapping row had gone, and the row with it.
+		if now, fetchErr := r.fetch(ctx, c.table, c.new); fetchErr != nil || now == nil {
+			return fetchErr
+		}
 	}
 	return err
 }
