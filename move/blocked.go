@@ -10,9 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Open lists, in words and by source, the transactions a freeze would wait for now: those that have written and are open
+// OpenTransactions lists, in words and by source, the transactions a freeze would wait for now: those that have written and are open
 // for longer than a second, and prepared ones.
-func (m *Move) Open(ctx context.Context) ([]string, error) {
+func (m *Move) OpenTransactions(ctx context.Context) ([]string, error) {
 	var mu sync.Mutex
 	found := make([][]string, len(m.Source.Shards))
 	err := m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {

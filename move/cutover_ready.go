@@ -31,7 +31,7 @@ func (m *Move) arm(ctx context.Context, inv *inventory) error {
 	})
 }
 
-// level waits until every stream is within max_lag, and not more than a second behind.
+// level waits until every stream is within max_lag, and not more than longestAge behind.
 func (m *Move) level(ctx context.Context, followers []*follower) error {
 	for {
 		if len(m.lagging(followers)) == 0 {

@@ -19,10 +19,7 @@ import (
 // check looks for what would make the freeze fail or last, before anything is refused.
 func (c *cutover) check(ctx context.Context) error {
 	for n := range c.Source.Shards {
-		if err := c.lookForDDL(ctx, c.inv, c.evolution, n); err != nil {
-			return err
-		}
-		if err := c.strangers(ctx, c.inv, c.evolution, n); err != nil {
+		if err := c.sourceAsFound(ctx, c.inv, c.evolution, n); err != nil {
 			return err
 		}
 	}
@@ -141,13 +138,15 @@ func (c *cutover) drain(ctx context.Context) error {
 // locks must not come after the switch.
 func (c *cutover) finish(ctx context.Context) error {
 	c.finishing = true
-	for n := range c.Source.Shards { // what was changed between the check and the freeze
-		if err := c.lookForDDL(ctx, c.inv, c.evolution, n); err != nil {
+	// What was changed between the check and the freeze.
+	err := atOnce(ctx, len(c.Source.Shards), func(ctx context.Context, n int) error {
+		if err := c.sourceAsFound(ctx, c.inv, c.evolution, n); err != nil {
 			return err
 		}
-		if err := c.samePublication(ctx, c.inv, n); err != nil {
-			return err
-		}
+		return c.samePublication(ctx, c.inv, n)
+	})
+	if err != nil {
+		return err
 	}
 	if err := c.readSequences(ctx, true); err != nil {
 		return err

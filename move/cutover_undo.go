@@ -44,23 +44,7 @@ func (m *Move) setUndone(d time.Duration) {
 
 // liftAll lets every source serve again, whatever a freeze or seal had got to there.
 func (m *Move) liftAll(ctx context.Context) error {
-	return m.sources(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
-		state, err := readFence(ctx, conn)
-		// Where nothing is frozen nothing is lifted: the lock that lifting takes refuses writers while it waits for one
-		// in flight, and only a source that is not frozen has any.
-		if err != nil || !state.Installed || state.Until == 0 {
-			return err
-		}
-		for {
-			err := m.fence(conn).lift(ctx, liftAny)
-			if !errors.Is(err, errWritersInFlight) {
-				return err
-			}
-			if err := sleep(ctx, 10*time.Millisecond); err != nil {
-				return err
-			}
-		}
-	})
+	return m.sources(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error { return m.letWrite(ctx, conn) })
 }
 
 // dropForeignKeys takes back what finish made: with it a TRUNCATE in the stream would fail. The stream goes on
@@ -69,11 +53,7 @@ func (c *cutover) dropForeignKeys(ctx context.Context) error {
 	return c.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
 		for _, k := range c.keys {
 			drop := fmt.Sprintf("alter table %s drop constraint if exists %s", k.Table.SQL(), pgx.Identifier{k.Name}.Sanitize())
-			err := c.fence(conn).inShortTransaction(ctx, drop)
-			for lockNotHad(err) {
-				err = c.fence(conn).inShortTransaction(ctx, drop)
-			}
-			if err != nil {
+			if err := c.fence(conn).patiently(ctx, drop); err != nil {
 				return fmt.Errorf("drop foreign key %s of %s: %w", k.Name, k.Table, err)
 			}
 		}

@@ -96,64 +96,74 @@ func (m *Move) sameOnShards(ctx context.Context, inv *inventory) error {
 	})
 }
 
-// changedSince says what of a source differs from what this run found.
-func (m *Move) changedSince(ctx context.Context, inv *inventory, e *evolution, source int) (*DDLError, error) {
-	now := *inv
-	now.sources = slices.Clone(inv.sources)
-	err := m.source(ctx, source, func(conn *pgx.Conn) (err error) {
-		now.sources[source], err = pg.ReadCatalog(ctx, conn)
+// sourceCatalog reads a source's catalog as it is now.
+func (m *Move) sourceCatalog(ctx context.Context, source int) (catalog *pg.Catalog, err error) {
+	err = m.source(ctx, source, func(conn *pgx.Conn) error {
+		catalog, err = pg.ReadCatalog(ctx, conn)
 		return err
 	})
+	return catalog, err
+}
+
+// lookForDDL says what of a source differs from what this run found. It is asked while a stream runs: any change ends it.
+func (m *Move) lookForDDL(ctx context.Context, inv *inventory, e *evolution, source int) error {
+	catalog, err := m.sourceCatalog(ctx, source)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	return m.changedSince(catalog, inv, e, source)
+}
+
+func (m *Move) changedSince(catalog *pg.Catalog, inv *inventory, e *evolution, source int) error {
+	now := *inv
+	now.sources = slices.Clone(inv.sources)
+	now.sources[source] = catalog
 	since := &evolution{recorded: e.accepted, changes: make([][]change, len(inv.sources))}
 	since.changes[source] = e.accepted[source].changesTo(now.shapes(source))
-	for _, t := range now.sources[source].Roots() {
-		if m.OnDDL != DDLExec && m.matches(t.Name) && t.Persistence == 'p' && inv.byName[t.Name] == nil {
+	if m.OnDDL != DDLExec {
+		for _, t := range m.strange(catalog, inv) {
 			since.changes[source] = append(since.changes[source], change{Table: t.Name, Text: "table " + t.Name.String() + " was made", Why: "it cannot be followed"})
 		}
 	}
 	if len(since.changes[source]) == 0 {
-		return nil, nil
+		return nil
 	}
-	return since.error(source, nil), nil
+	return since.error(source, nil)
 }
 
-// strangers names tables that were made since the move began, or detached from one of its own. Under exec they may be
-// on their way to become partitions, but nothing is switched while there are any.
-func (m *Move) strangers(ctx context.Context, inv *inventory, e *evolution, source int) error {
-	var catalog *pg.Catalog
-	err := m.source(ctx, source, func(conn *pgx.Conn) (err error) {
-		catalog, err = pg.ReadCatalog(ctx, conn)
-		return err
-	})
+// strange are the tables of a source that [tables] takes and that are not the move's.
+func (m *Move) strange(catalog *pg.Catalog, inv *inventory) (out []*pg.Table) {
+	for _, t := range catalog.Roots() {
+		if m.matches(t.Name) && t.Persistence == 'p' && inv.byName[t.Name] == nil {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// sourceAsFound is lookForDDL before a freeze. A table made since the move began may be, under exec, on its way to become
+// a partition, but nothing is switched while there is one; one detached from a table of the move's is left behind.
+func (m *Move) sourceAsFound(ctx context.Context, inv *inventory, e *evolution, source int) error {
+	catalog, err := m.sourceCatalog(ctx, source)
+	if err == nil {
+		err = m.changedSince(catalog, inv, e, source)
+	}
 	if err != nil {
 		return err
 	}
-	for _, t := range catalog.Roots() {
-		if m.matches(t.Name) && t.Persistence == 'p' && inv.byName[t.Name] == nil && !e.accepted[source].Gone[t.OID] {
+	for _, t := range m.strange(catalog, inv) {
+		if !e.accepted[source].Gone[t.OID] {
 			return fmt.Errorf("table %s of source %d was made after the move began and would stay behind; hint: attach it, drop it, or name it in [tables] exclude", t.Name, source)
 		}
 	}
 	return nil
 }
 
-// lookForDDL is asked while a stream runs: any change ends it.
-func (m *Move) lookForDDL(ctx context.Context, inv *inventory, e *evolution, source int) error {
-	found, err := m.changedSince(ctx, inv, e, source)
-	if err != nil || found == nil {
-		return err
-	}
-	return found
-}
-
 // mayBeDDL says that an error may come of a change that the catalog tells of and the stream met first.
 func mayBeDDL(err error) bool {
-	var ddl *DDLError
 	var schema *sink.SchemaError
 	code := pg.Code(err)
-	return errors.As(err, &ddl) || errors.As(err, &schema) || code != "" && slices.Contains([]string{"22", "23", "42"}, code[:2])
+	return errors.As(err, &schema) || code != "" && slices.Contains([]string{"22", "23", "42"}, code[:2])
 }
 
 // readAgain says that a run ended with what reading the sources' catalogs anew may settle.
@@ -170,9 +180,12 @@ func (m *Move) readAgain(err error, e *evolution) bool {
 	return errors.As(err, &schema) && schema.At >= e.before[schema.Source]
 }
 
-// changedBelow looks, after a stream has ended with an error, whether a source was changed: that is then the error.
+// changedBelow looks, after a stream has ended with an error, whether a source was changed: that is then the error. An
+// undone cutover stays one, whatever the reason.
 func (m *Move) changedBelow(ctx context.Context, inv *inventory, e *evolution, err error) error {
-	if !mayBeDDL(err) || ctx.Err() != nil {
+	var ddl *DDLError
+	var undone *UndoneError
+	if errors.As(err, &ddl) || errors.As(err, &undone) || !mayBeDDL(err) || ctx.Err() != nil {
 		return err
 	}
 	for n := range inv.sources {

@@ -81,3 +81,21 @@ func TestAMoveGoesOnOnceEveryShardHasTheSameColumn(t *testing.T) {
 	}
 	r.placed()
 }
+
+// A change between the check and the freeze is found in it, and the cutover is undone for it, as for anything else.
+func TestDDLBetweenTheCheckAndTheFreezeUndoesTheCutover(t *testing.T) {
+	r := newRig(t, 1, 2, pgtest.WorkloadOptions{})
+	m := r.move()
+	m.BeforeStep(func(step string) {
+		if step == "freeze" {
+			r.sources[0].Exec(t, `alter table users add nickname text`)
+		}
+	})
+	var undone *move.UndoneError
+	var ddl *move.DDLError
+	err := m.Migrate(t.Context(), move.MigrateOptions{})
+	if !errors.As(err, &undone) || undone.Step != "finish" || !errors.As(err, &ddl) || !strings.Contains(err.Error(), `add column "nickname" text`) {
+		t.Errorf("it ended with %v", err)
+	}
+	r.sources[0].Exec(t, `update users set nickname = 'n'`) // it serves
+}

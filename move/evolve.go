@@ -98,12 +98,15 @@ func (m *Move) accept(ctx context.Context, inv *inventory, e *evolution) error {
 		return err
 	}
 	refused := slices.IndexFunc(e.changes, func(all []change) bool { return slices.ContainsFunc(all, m.refuses) })
-	differs := m.sameOnShards(ctx, inv)
 	switch {
 	case refused < 0 && m.OnDDL == DDLExec:
 		e.run = true
 		return m.runEarly(ctx, inv, e)
-	case refused < 0 && (differs == nil || m.OnDDL == DDLIgnore): // the shards have them already, or need not have them
+	case refused < 0 && m.OnDDL == DDLIgnore: // the shards need not have them
+		return nil
+	}
+	differs := m.sameOnShards(ctx, inv)
+	if refused < 0 && differs == nil { // the shards have them already
 		return nil
 	}
 	n := max(refused, 0)
@@ -217,7 +220,7 @@ func (m *Move) onShards(ctx context.Context, changes [][]change, statements func
 		}
 		for _, sql := range run { // one by one: a label may be used only when it is committed, and each may be repeated
 			if _, err := conn.PgConn().Exec(ctx, sql).ReadAll(); err != nil {
-				return &DDLError{refused: true, Changes: []string{fmt.Sprintf("on shard %d, %s: %v", n, sql, err)}}
+				return fmt.Errorf("change shard %d as the source was, by %s: %w; hint: mend there what is in the way, and run the same command again", n, sql, err)
 			}
 			m.log.Info("the shard was changed as the source was", "shard", n, "sql", sql)
 		}

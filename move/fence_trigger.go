@@ -119,6 +119,16 @@ func (f fence) inShortTransaction(ctx context.Context, sql string) error {
 	return err
 }
 
+// patiently runs a statement until it has the lock it needs, or ctx ends. It gives the lock up after each LockTimeout, so
+// that nobody queues behind it for longer.
+func (f fence) patiently(ctx context.Context, sql string) error {
+	err := f.inShortTransaction(ctx, sql)
+	for lockNotHad(err) && sleep(ctx, 100*time.Millisecond) == nil {
+		err = f.inShortTransaction(ctx, sql)
+	}
+	return err
+}
+
 // lockNotHad: lock_timeout, or a deadlock lost.
 func lockNotHad(err error) bool { c := pg.Code(err); return c == "55P03" || c == "40P01" }
 

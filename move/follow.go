@@ -147,7 +147,7 @@ func (f *follower) run(ctx context.Context) error {
 var errStreamEnded = errors.New("the stream ended")
 
 // queueBytes bounds what one source has received and not applied.
-const queueBytes = 24 << 20
+const queueBytes = 16 << 20
 
 func (f *follower) lowestCheckpoint(ctx context.Context) (low pg.LSN, err error) {
 	positions := make([]pg.LSN, len(f.move.Destination.Shards))

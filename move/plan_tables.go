@@ -40,7 +40,7 @@ func (p *planner) checkTables(ctx context.Context) error {
 			return err
 		}
 	}
-	p.checkBehind(ctx, inv)
+	p.checkHazards(ctx, inv)
 	if !p.CreateSchema {
 		p.checkExisting(ctx, inv)
 	}

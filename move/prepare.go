@@ -164,10 +164,7 @@ func (m *Move) restoreIdentities(ctx context.Context, source int, conn *pgx.Conn
 		to := map[pg.ReplicaIdentity]string{pg.IdentityDefault: "default", pg.IdentityNothing: "nothing", pg.IdentityFull: "full",
 			pg.IdentityIndex: "using index " + ident(i.Index)}[i.Was]
 		alter := fmt.Sprintf("alter table only %s replica identity %s", i.Table.SQL(), to)
-		err := m.fence(conn).inShortTransaction(ctx, alter)
-		for lockNotHad(err) && sleep(ctx, 100*time.Millisecond) == nil { // a writer must not queue behind it
-			err = m.fence(conn).inShortTransaction(ctx, alter)
-		}
+		err := m.fence(conn).patiently(ctx, alter)
 		if err != nil && pg.Code(err) != "42P01" {
 			return fmt.Errorf("put back the replica identity of %s: %w", i.Table, err)
 		}

@@ -26,23 +26,11 @@ import (
 // partitioning says, by plain SQL. PROPERTY_SEED replays a run's schema and statements (how writers interleave is the
 // machine's); PROPERTY_SEEDS is how many are run.
 func TestRandomSchemasArriveWhole(t *testing.T) {
-	var list []uint64
-	if s := os.Getenv("PROPERTY_SEED"); s != "" {
-		seed, err := strconv.ParseUint(s, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		list = []uint64{seed}
-	} else {
-		n, err := strconv.Atoi(cmp.Or(os.Getenv("PROPERTY_SEEDS"), "4"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range n {
-			list = append(list, rand.Uint64())
-		}
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("PROPERTY_SEEDS"), "4"))
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, seed := range list {
+	for _, seed := range pgtest.Seeds(t, "PROPERTY_SEED", n) {
 		t.Run(fmt.Sprintf("PROPERTY_SEED=%d", seed), func(t *testing.T) { propertyRun(t, rand.New(rand.NewPCG(seed, 1))) })
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"pgreshard/pg"
+	"pgreshard/pgtest"
 	"pgreshard/sink"
 )
 
@@ -100,7 +101,7 @@ func TestAStreamForgivesWhatAResumedCopyAlreadyRead(t *testing.T) {
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			t.Parallel()
-			for _, seed := range seeds(t, n) {
+			for _, seed := range pgtest.Seeds(t, "SINK_SEED", n) {
 				t.Run(fmt.Sprintf("SINK_SEED=%d", seed), func(t *testing.T) { resumedRun(t, v, seed) })
 			}
 		})

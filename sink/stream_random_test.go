@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -218,22 +217,6 @@ func (s scribe) transaction(ctx context.Context) {
 	_ = tx.Commit(ctx)
 }
 
-// seeds are n new ones at every run, or the one that SINK_SEED names.
-func seeds(t *testing.T, n int) (out []uint64) {
-	t.Helper()
-	if s := os.Getenv("SINK_SEED"); s != "" {
-		seed, err := strconv.ParseUint(s, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return []uint64{seed}
-	}
-	for range n {
-		out = append(out, rand.Uint64())
-	}
-	return out
-}
-
 // Several writers hit the same few rows again and again, in every kind of table, while the stream is stopped and its
 // backends are ended at random moments. SINK_SEED replays one seed (its statements; how writers interleave is the
 // machine's).
@@ -244,7 +227,7 @@ func TestRandomChangesArriveWhateverIsStopped(t *testing.T) {
 		n = 4
 	}
 	var next atomic.Int64
-	list := seeds(t, n)
+	list := pgtest.Seeds(t, "SINK_SEED", n)
 	for range min(3, len(list)) {
 		t.Run("lane", func(t *testing.T) {
 			t.Parallel()

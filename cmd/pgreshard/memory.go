@@ -6,13 +6,13 @@ import (
 )
 
 const (
-	streamMemory = 24 << 20 // what one source's stream holds that is not applied (package move)
+	streamMemory = 16 << 20 // what one source's stream holds that is not applied (package move)
 	otherMemory  = 48 << 20 // everything else a worker holds, and garbage
 	garbageShare = 200      // percent of what is held that may be garbage, below the limit
 )
 
 // limitMemory lets the garbage collector wait as long as memory is plenty, and makes it work harder before the worker
-// grows beyond what its configuration needs: 168 MB for one source, four shards and the defaults. What is held is
+// grows beyond what its configuration needs: 160 MB for one source, four shards and the defaults. What is held is
 // bounded by itself; this bounds the garbage beside it. GOMEMLIMIT and GOGC, where the operator set them, stand. It
 // returns what undoes it.
 func limitMemory(c *Config) (undo func()) {

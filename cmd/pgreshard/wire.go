@@ -79,7 +79,7 @@ func (e moveEngine) Migrate(ctx context.Context, ready func(context.Context) (bo
 func (e moveEngine) endThem(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	open, err := e.Open(ctx)
+	open, err := e.OpenTransactions(ctx)
 	if err != nil || len(open) == 0 {
 		return "the source serves writes; no transaction is in the way any more: run the same command again"
 	}

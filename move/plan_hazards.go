@@ -9,9 +9,9 @@ import (
 	"pgreshard/pg"
 )
 
-// checkBehind names what would go wrong behind the move's back, or break it late: partitions that cannot be published,
+// checkHazards names what would go wrong behind the move's back, or break it late: partitions that cannot be published,
 // text of no known encoding, subscriptions and rules that write where they should not.
-func (p *planner) checkBehind(ctx context.Context, inv *inventory) {
+func (p *planner) checkHazards(ctx context.Context, inv *inventory) {
 	for n, catalog := range inv.sources {
 		where := fmt.Sprintf("source shard %d", n)
 		parts := inv.parts(catalog)
