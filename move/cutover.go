@@ -129,10 +129,8 @@ func (c *cutover) try(ctx context.Context) error {
 	if err := c.enter(ctx, StateCuttingOver); err != nil {
 		return err
 	}
-	c.began = time.Now()
-	freezing, cancel := context.WithDeadline(ctx, c.began.Add(c.LockTimeout+c.MaxFreeze))
-	defer cancel()
-	err := c.step(freezing, "freeze", c.freeze)
+	c.began = time.Now() // once more in freeze, which may not be reached
+	err := c.step(ctx, "freeze", c.freeze)
 	if err == nil {
 		bounded, cancel := context.WithDeadline(ctx, c.deadline)
 		defer cancel()

@@ -102,6 +102,9 @@ func (c *cutover) planSequences(shard int) ([]SequenceSetting, error) {
 
 // freeze stops the writers of every source at once.
 func (c *cutover) freeze(ctx context.Context) error {
+	c.began = time.Now()
+	ctx, cancel := context.WithDeadline(ctx, c.began.Add(c.LockTimeout+c.MaxFreeze))
+	defer cancel()
 	err := c.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) (err error) {
 		c.frozen[n], err = c.fence(conn).freeze(ctx, c.inv.names(), c.MaxFreeze, sink.MessagePrefix, "barrier "+c.Name)
 		return err

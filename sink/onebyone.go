@@ -20,7 +20,7 @@ func (a *applier) oneByOne(ctx context.Context, ops []op, cause error) error {
 		return checkpoints.Refused(cause)
 	}
 	if _, err := a.conn.Exec(ctx, "rollback to savepoint batch"); err != nil {
-		return errors.Join(cause, err)
+		return err // not cause: a lost shard is tried again, a refused row is not
 	}
 	for i := range ops {
 		statements := planned(ops[i : i+1])
@@ -58,7 +58,7 @@ func (a *applier) runMakingRoom(ctx context.Context, o *op, statements []stateme
 			return refused
 		}
 		if _, err := a.conn.Exec(ctx, "rollback to savepoint upsert"); err != nil {
-			return errors.Join(refused, err)
+			return err
 		}
 		if removed, err := a.makeRoom(ctx, o, refused); err != nil || removed == 0 {
 			return cmp.Or(err, refused)

@@ -209,6 +209,39 @@ func (s *state) next() (o op, ok bool) {
 	return op{kind: opTruncate, table: s.keyed, sql: "truncate public.t"}, true
 }
 
+// planRig is an applier at work on a database that has planTables.
+func planRig(t *testing.T) (*pgtest.DB, *applier) {
+	db := pgtest.Shared(t).Database(t)
+	db.Exec(t, planSchema)
+	conn, err := pg.Open(t.Context(), db.Shard(0), pg.Writer, "plan test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pg.Close(conn) })
+	if err := checkpoints.Install(t.Context(), conn); err != nil {
+		t.Fatal(err)
+	}
+	return db, &applier{stream: NewStream(make([]pg.Shard, 1)), conn: conn, prepared: map[string]string{}}
+}
+
+// A shard that is lost between a row it refused and the second attempt is a lost shard, which is tried again: the row was
+// not looked at alone.
+func TestAShardLostBeforeTheSecondAttemptIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	db, a := planRig(t)
+	b := a.batch()
+	b.simple("begin")
+	b.simple("savepoint batch")
+	if err := b.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(t, `select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'plan test' and datname = current_database()`)
+	err := a.oneByOne(t.Context(), nil, &pgconn.PgError{Code: checkpoints.CodeRows})
+	if !pg.Transient(err) {
+		t.Fatalf("%v is not tried again", err)
+	}
+}
+
 // perform runs ops as an applier does: planned, and one by one where that is refused because of rows, or if alone is set.
 func perform(ctx context.Context, a *applier, ops []op, alone bool) (again bool, err error) {
 	for _, o := range ops {
@@ -246,21 +279,11 @@ func TestRandomBatchesEndAsTheirOpsOneByOne(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	cluster := pgtest.Shared(t)
 	var conns [2]*pgx.Conn
 	var appliers [2]*applier
 	for i := range conns {
-		db := cluster.Database(t)
-		db.Exec(t, planSchema)
-		conn, err := pg.Open(t.Context(), db.Shard(0), pg.Writer, "plan test")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { pg.Close(conn) })
-		if err := checkpoints.Install(t.Context(), conn); err != nil {
-			t.Fatal(err)
-		}
-		conns[i], appliers[i] = conn, &applier{stream: NewStream(make([]pg.Shard, 1)), conn: conn, prepared: map[string]string{}}
+		_, appliers[i] = planRig(t)
+		conns[i] = appliers[i].conn
 	}
 	s := &state{Rand: rand.New(rand.NewPCG(seed, 0)), rows: map[int]pg.Row{}}
 	s.keyed, s.keyless = planTables()
