@@ -58,12 +58,12 @@ func TestCase03TextThatLooksLikeCopyAndRowsBeyond64kB(t *testing.T) {
 	}
 }
 
-func TestCase03ARowOf30MB(t *testing.T) {
+func TestCase03ARowOf100MB(t *testing.T) {
 	t.Parallel()
 	s := newSmallMove(t, 2, "id", `create table huge (id int primary key, n int, big bytea); alter table huge alter big set storage external;
 		insert into huge select g, 0, decode(repeat(md5(g::text), 2000), 'hex') from generate_series(1, 20) g;
-		insert into huge values (21, 0, decode(repeat(md5('a'), 1900000), 'hex'))`)
-	s.run(s.steps(`insert into huge values (22, 0, decode(repeat(md5('b'), 1900000), 'hex'))`, `update huge set n = 1`, `update huge set id = 23 where id = 22`))
+		insert into huge values (21, 0, decode(repeat(md5('a'), 6553600), 'hex'))`)
+	s.run(s.steps(`insert into huge values (22, 0, decode(repeat(md5('b'), 6553600), 'hex'))`, `update huge set n = 1`, `update huge set id = 23 where id = 22`))
 	s.sameRows(pgtest.RowsOptions{}, "huge")
 	s.onItsShard("huge", "id", "int")
 }

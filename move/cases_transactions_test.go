@@ -31,6 +31,16 @@ func TestCase11SavepointsEmptyTransactionsAndOthersMessages(t *testing.T) {
 	s.onItsShard("notes", "tenant", "bigint")
 }
 
+func TestCase11AHundredThousandSavepoints(t *testing.T) {
+	t.Parallel()
+	s := newSmallMove(t, 2, "tenant", `create table notes (id int primary key, tenant bigint, v text); insert into notes select g, g % 7, 'v' from generate_series(1, 50000) g`)
+	s.run(s.steps(`do $$ begin for i in 1..100000 loop begin
+			if i % 2 = 0 then insert into notes values (50000 + i, i % 7, 's'); else update notes set tenant = tenant + (i % 41 = 0)::int, v = 's' || i where id = i / 2; end if;
+			if i % 3 = 0 then raise exception 'no'; end if; exception when raise_exception then null; end; end loop; end $$`))
+	s.same("notes", "id")
+	s.onItsShard("notes", "tenant", "bigint")
+}
+
 // One transaction is prepared before the slot is made and committed while it waits, one is prepared and committed while
 // it streams, one is rolled back, and pairs commit back to back around the slot's consistent point.
 func TestCase11PreparedTransactionsAndCommitsAroundTheSlot(t *testing.T) {

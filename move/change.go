@@ -141,6 +141,9 @@ func columnChanges(old, is shape, rewritten bool) (out []change) {
 			}
 			add(columnRetyped, why, "%s: column %q was %s and is %s", old.Name, now.Name, was.Type, now.Type)
 		}
+		if rewritten && was.revalued(now) {
+			add(other, "it cannot be followed", "%s: the table was rewritten by an ALTER of column %q, and its new values are not in the log", old.Name, now.Name)
+		}
 		if was.NotNull && !now.NotNull {
 			add(columnLoosened, "", "%s: column %q may be null", old.Name, now.Name)
 		}
@@ -169,6 +172,12 @@ func columnChanges(old, is shape, rewritten bool) (out []change) {
 		out = append(out, c)
 	}
 	return out
+}
+
+// revalued says that a column of a table that was rewritten has the definition it had, but from another statement: an
+// ALTER TYPE … USING to the type it had leaves just that, as VACUUM FULL or CLUSTER does not.
+func (c *shapeColumn) revalued(now *shapeColumn) bool {
+	return c.Type == now.Type && c.Default == now.Default && c.Row == now.Row && c.Row != "" && c.Written != now.Written
 }
 
 // taken says that a name was another column's: a row that carries it does not tell which of the two it means.

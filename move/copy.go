@@ -29,20 +29,23 @@ func (m *Move) copyTables(ctx context.Context) error {
 		m.progress[n] = &copier.Progress{}
 	}
 	m.mu.Unlock()
-	g, ctx := errgroup.WithContext(ctx)
+	g, copying := errgroup.WithContext(ctx)
 	if m.CopySources > 0 {
 		g.SetLimit(m.CopySources)
 	}
 	for n := range m.Source.Shards {
 		g.Go(func() error {
 			c := &sourceCopy{Move: m, inv: inv, dest: dest, n: n}
-			if err := c.run(ctx); err != nil {
+			if err := c.run(copying); err != nil {
 				return fmt.Errorf("source %d: %w", n, err)
 			}
 			return nil
 		})
 	}
-	return g.Wait()
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return m.recordCopied(ctx, inv)
 }
 
 // sourceCopy is one run of the copy of one source.

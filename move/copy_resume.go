@@ -128,22 +128,27 @@ func (c *sourceCopy) copyAgain(ctx context.Context, j *job) error {
 func (c *sourceCopy) empty(ctx context.Context, j *job) error {
 	return atOnce(ctx, len(c.Destination.Shards), func(ctx context.Context, n int) error {
 		return c.on(ctx, c.Destination.Shards[n], pg.Writer, func(conn *pgx.Conn) error {
-			if len(c.Source.Shards) > 1 && !j.table.rule.Omni {
-				return c.emptyOwn(ctx, conn, j)
-			}
-			_, err := conn.Exec(ctx, "truncate "+j.into.Name.SQL())
-			return err
+			return c.emptyOf(ctx, conn, j.table, j.into, j.into.Name)
 		})
 	})
+}
+
+// emptyOf removes from a shard's table, or from one partition of it, what this source had put there.
+func (c *sourceCopy) emptyOf(ctx context.Context, conn *pgx.Conn, table *moved, into *pg.Table, part pg.Name) error {
+	if len(c.Source.Shards) > 1 && !table.rule.Omni {
+		return c.emptyOwn(ctx, conn, table, into, part)
+	}
+	_, err := conn.Exec(ctx, "truncate "+part.SQL())
+	return err
 }
 
 // ownRows is how many rows are deleted at once.
 const ownRows = 10_000
 
 // emptyOwn deletes those rows of a shard's table that the source layout places on this source.
-func (c *sourceCopy) emptyOwn(ctx context.Context, conn *pgx.Conn, j *job) error {
-	root := c.inv.sources[c.n].Table(j.table.name)
-	t, err := j.table.sinkTable(root, root, j.into, nil)
+func (c *sourceCopy) emptyOwn(ctx context.Context, conn *pgx.Conn, table *moved, into *pg.Table, part pg.Name) error {
+	root := c.inv.sources[c.n].Table(table.name)
+	t, err := table.sinkTable(root, root, into, nil)
 	if err != nil {
 		return err
 	}
@@ -151,7 +156,7 @@ func (c *sourceCopy) emptyOwn(ctx context.Context, conn *pgx.Conn, j *job) error
 	for _, k := range t.SourceKey {
 		columns = append(columns, t.Columns[k].SQL()+"::text")
 	}
-	result := conn.PgConn().ExecParams(ctx, fmt.Sprintf("select %s from %s", strings.Join(columns, ", "), j.into.Name.SQL()), nil, nil, nil, nil)
+	result := conn.PgConn().ExecParams(ctx, fmt.Sprintf("select %s from %s", strings.Join(columns, ", "), part.SQL()), nil, nil, nil, nil)
 	var tables, rows []string
 	for result.NextRow() {
 		values := result.Values()
@@ -161,7 +166,7 @@ func (c *sourceCopy) emptyOwn(ctx context.Context, conn *pgx.Conn, j *job) error
 				key[i] = pg.Datum{Kind: pg.Text, Bytes: v}
 			}
 		}
-		mine, err := c.isOf(ctx, c.n, j.table.sourceRule, t, key)
+		mine, err := c.isOf(ctx, c.n, table.sourceRule, t, key)
 		if err != nil {
 			_, _ = result.Close()
 			return err
@@ -176,7 +181,7 @@ func (c *sourceCopy) emptyOwn(ctx context.Context, conn *pgx.Conn, j *job) error
 	for len(rows) > 0 {
 		n := min(len(rows), ownRows)
 		_, err := conn.Exec(ctx, fmt.Sprintf(`delete from %s where (tableoid, ctid) in (select o::oid, r::tid from unnest($1::text[], $2::text[]) u (o, r))`,
-			j.into.Name.SQL()), tables[:n], rows[:n])
+			part.SQL()), tables[:n], rows[:n])
 		if err != nil {
 			return err
 		}

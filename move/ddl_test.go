@@ -6,14 +6,18 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"pgreshard/layout"
 	"pgreshard/move"
+	"pgreshard/pgtest"
 	"pgreshard/sink"
 )
 
@@ -186,6 +190,95 @@ func partitionsUnderDDL(t *testing.T, seen bool, interruptions int, steps ...str
 	}
 }
 
+// Of several sources each changes its partitions in its own time; what a source had in one goes with it there, and what
+// another has in it stays until it is gone everywhere.
+func TestPartitionsOfSeveralSourcesThatComeAndGo(t *testing.T) {
+	t.Parallel()
+	for name, atOnce := range map[string]int{"one source after the other": 1, "all sources at once": 2} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			partitionsOfTwoSources(t, atOnce)
+		})
+	}
+}
+
+func partitionsOfTwoSources(t *testing.T, atOnce int) {
+	s, tenants := twoSources(t, 2, `create table parts (id int, tenant bigint, note text, primary key (tenant, id)) partition by range (id);
+		create table parts_0 partition of parts for values from (0) to (100); create table parts_1 partition of parts for values from (100) to (200);
+		create table countries (code text, name text, primary key (code)) partition by list (code); create table countries_a partition of countries for values in ('at', 'au');
+		insert into countries values ('at', 'Austria')`)
+	s.config.OnDDL = move.DDLExec
+	for _, side := range []*move.Side{&s.config.Source, &s.config.Destination} {
+		side.Spec.Omni = []layout.OmniTables{{Database: side.Database, Tables: []string{"countries"}}}
+	}
+	rows := func(source, from, to int) string {
+		var all []string
+		for _, list := range tenants[source] {
+			for _, tenant := range list {
+				all = append(all, strconv.Itoa(tenant))
+			}
+		}
+		return fmt.Sprintf(`insert into parts select g, t, 's%d' from generate_series(%d, %d) g, unnest('{%s}'::bigint[]) t`, source, from, to, strings.Join(all, ","))
+	}
+	steps := func(source int) []string {
+		return strings.Split(strings.Join([]string{
+			`create table parts_2 partition of parts for values from (200) to (300); ` + rows(source, 200, 220) + `; update parts set id = id + 130 where id between 110 and 115; delete from parts where id = 205`,
+			`create table parts_3 (like parts including all)`, strings.Replace(rows(source, 300, 330), "parts", "parts_3", 1),
+			`alter table parts attach partition parts_3 for values from (300) to (400); update parts set note = 'late' where id between 305 and 310; update parts set id = id - 180 where id = 320`,
+			`alter table parts detach partition parts_0; update parts_0 set note = 'not of it any more'`,
+			`drop table parts_1; create table parts_4 partition of parts for values from (0) to (200); ` + rows(source, 50, 60),
+			`create table countries_b partition of countries for values in ('be', 'br'); insert into countries values ('be', 'Belgium')`,
+		}, "; "), "; ")
+	}
+	for source, db := range s.sources {
+		db.Exec(t, rows(source, 1, 20))
+		db.Exec(t, rows(source, 100, 130))
+	}
+	var once sync.Once
+	changed := make(chan struct{})
+	var changing errgroup.Group
+	change := func() error {
+		defer close(changed)
+		var sources errgroup.Group
+		sources.SetLimit(atOnce)
+		for source, db := range s.sources {
+			conn := db.Conn(t)
+			sources.Go(func() error {
+				for _, step := range steps(source) {
+					if _, err := conn.Exec(t.Context(), step); err != nil {
+						return fmt.Errorf("%s: %w", step, err)
+					}
+				}
+				return nil
+			})
+		}
+		return sources.Wait()
+	}
+	err := s.move().Migrate(t.Context(), move.MigrateOptions{Ready: func(ctx context.Context) (bool, error) {
+		once.Do(func() { changing.Go(change) })
+		select {
+		case <-changed:
+			return true, nil
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}})
+	if err := errors.Join(changing.Wait(), err); err != nil {
+		t.Fatal(err)
+	}
+	s.sameRows(pgtest.RowsOptions{}, "parts")
+	s.onItsShard("parts", "tenant", "bigint")
+	tree := `select relid::text, pg_get_expr(c.relpartbound, c.oid) from pg_partition_tree('parts') join pg_class c on c.oid = relid order by 1`
+	countries := `select tableoid::regclass::text, * from countries order by 2`
+	for n, db := range s.shards {
+		for _, q := range []string{tree, countries} {
+			if want, got := s.sources[0].Query(t, q), db.Query(t, q); fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("shard %d: %v, want %v", n, got, want)
+			}
+		}
+	}
+}
+
 // What rewrites rows is not in the log, and what takes another column's name cannot be told apart in it.
 func TestDDLThatCannotBeCarriedExactlyStopsWithItsReason(t *testing.T) {
 	t.Parallel()
@@ -193,6 +286,7 @@ func TestDDLThatCannotBeCarriedExactlyStopsWithItsReason(t *testing.T) {
 		"a volatile default":      {`alter table notes add stamp timestamptz default clock_timestamp()`, "the values its rows got are not in the log"},
 		"a column of values":      {`alter table notes add twice int generated always as (id * 2) stored`, "its values are computed"},
 		"a type of other values":  {`alter table notes alter note type int using length(note)`, "its new values are not in the log"},
+		"values of one type":      {`alter table notes alter note type varchar(10) using upper(note)`, "its new values are not in the log"},
 		"a name used again":       {`alter table notes drop gone; alter table notes rename note to gone`, "the name was another column's before"},
 		"a label renamed":         {`alter type mood rename value 'sad' to 'blue'`, `label "sad" was renamed`},
 		"a serial added":          {`alter table notes add s serial`, "not in the log"},

@@ -38,10 +38,8 @@ func (m *Move) judgeLeaves(ctx context.Context, inv *inventory, e *evolution) er
 				c.Why = "the shards do not have it as a partition of its own"
 			case c.Kind == leafAdded && same != nil && same.Parent != above.OID:
 				c.Why = "the shards have another table of this name"
-			case len(m.Source.Shards) > 1:
-				c.Why = "partitions are followed from a lone source only"
-			case c.Kind == leafAdded && len(leaf.Logged) == 0:
-				c.Why = "it has no replica identity: alter table " + c.Leaf.SQL() + " replica identity full"
+			case c.Kind == leafAdded && m.needsFull(inv, leaf, n):
+				c.Why = "its replica identity does not carry what it must: alter table " + c.Leaf.SQL() + " replica identity full"
 			}
 		}
 	}
@@ -99,6 +97,16 @@ func (m *Move) addLeaves(ctx context.Context, inv *inventory, e *evolution) erro
 }
 
 func (m *Move) addLeaf(ctx context.Context, inv *inventory, e *evolution, n int, c change) error {
+	if inv.tableOf(inv.sources[n].ByOID(c.OID), n).follows(n) {
+		if err := m.bringLeaf(ctx, inv, e, n, c); err != nil {
+			return err
+		}
+	}
+	e.recorded[n].Tables[c.OID] = e.accepted[n].Tables[c.OID]
+	return m.record(ctx, shapesRecorded, e.recorded)
+}
+
+func (m *Move) bringLeaf(ctx context.Context, inv *inventory, e *evolution, n int, c change) error {
 	if err := m.closeDestination(ctx, inv); err != nil { // the fence on the shards' new partition
 		return err
 	}
@@ -133,8 +141,7 @@ func (m *Move) addLeaf(ctx context.Context, inv *inventory, e *evolution, n int,
 		return err
 	}
 	e.startsAt = nil
-	e.recorded[n].Tables[c.OID] = e.accepted[n].Tables[c.OID]
-	return m.record(ctx, shapesRecorded, e.recorded)
+	return nil
 }
 
 // leafCopy readies the copy of one new partition: nothing of it is on a shard, also where an earlier try had begun.
@@ -151,13 +158,13 @@ func (m *Move) leafCopy(ctx context.Context, inv *inventory, n int, c change) (*
 		m.progress[n] = &copier.Progress{}
 	}
 	m.mu.Unlock()
+	root := inv.tableOf(inv.sources[n].ByOID(c.OID), n)
 	s := &sourceCopy{Move: m, inv: inv, dest: dest, n: n}
 	return s, m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
 		if err := m.stream(n).VoidMarks(ctx, conn, fmt.Sprint(c.OID)); err != nil {
 			return err
 		}
-		_, err := conn.Exec(ctx, "truncate "+c.Leaf.SQL())
-		return err
+		return s.emptyOf(ctx, conn, root, dest.Table(root.name), c.Leaf)
 	})
 }
 

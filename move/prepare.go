@@ -185,7 +185,7 @@ func (m *Move) needsFull(inv *inventory, leaf *pg.Table, source int) bool {
 		return false
 	}
 	t := inv.tableOf(leaf, source)
-	return t != nil && !t.rule.Omni && !logsAll(leaf, t.rule.Columns)
+	return t != nil && !t.rule.Omni && !(logsAll(leaf, t.rule.Columns) && logsAll(leaf, t.sourceRule.Columns))
 }
 
 // tableOf finds the moved table a leaf belongs to.

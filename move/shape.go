@@ -31,6 +31,8 @@ type shapeColumn struct {
 	Identity  bool    `json:",omitempty"`
 	Default   string  `json:",omitempty"`
 	Missing   *string `json:",omitempty"` // pg.Column.Missing
+	Row       string  `json:",omitempty"` // pg.Column.Row
+	Written   string  `json:",omitempty"` // pg.Column.Written
 }
 
 // shapes are the moved trees of one source, by OID (a table dropped and made again is another table), and the labels of
@@ -74,7 +76,8 @@ func shapeOf(catalog *pg.Catalog, t *pg.Table) shape {
 			}
 		}
 		s.Columns = append(s.Columns, shapeColumn{Num: c.Num, Name: c.Name, Type: c.Type, Collation: c.Collation, NotNull: c.NotNull,
-			Generated: c.Generated != 0, Identity: c.Identity != 0, Default: c.Default, Missing: c.Missing})
+			Generated: c.Generated != 0, Identity: c.Identity != 0, Default: c.Default, Missing: c.Missing,
+			Row: c.Row, Written: c.Written})
 	}
 	return s
 }
@@ -149,6 +152,34 @@ func (m *Move) recorded(ctx context.Context, key string) (all []shapes, err erro
 // recordShapes remembers what every source's moved tables look like.
 func (m *Move) recordShapes(ctx context.Context, inv *inventory) error {
 	return m.record(ctx, shapesRecorded, inv.allShapes())
+}
+
+// recordCopied remembers which files were copied, and how their columns had come to be: what is written anew from then on
+// is in no copy.
+func (m *Move) recordCopied(ctx context.Context, inv *inventory) error {
+	all, err := m.recorded(ctx, shapesRecorded)
+	if err != nil {
+		return err
+	}
+	for n := range all {
+		for oid, is := range inv.shapes(n).Tables {
+			if was, ok := all[n].Tables[oid]; ok {
+				all[n].Tables[oid] = was.copied(is)
+			}
+		}
+	}
+	return m.record(ctx, shapesRecorded, all)
+}
+
+func (s shape) copied(from shape) shape {
+	s.File = from.File
+	for i := range s.Columns {
+		c := &s.Columns[i]
+		if is := from.column(c.Num); is != nil && is.Type == c.Type {
+			c.Row, c.Written = is.Row, is.Written
+		}
+	}
+	return s
 }
 
 func (inv *inventory) allShapes() (all []shapes) {

@@ -47,7 +47,7 @@ select a.attrelid, a.attnum, a.attname, a.atttypid, b.base, a.atttypmod, format_
        a.attnotnull, a.attidentity::text, a.attgenerated::text, a.atthasdef and a.attgenerated = '',
        case when a.attcollation <> t.typcollation then quote_ident(cn.nspname) || '.' || quote_ident(co.collname) else '' end,
        coalesce(co.collisdeterministic, true), case when a.attgenerated = '' then coalesce(pg_get_expr(d.adbin, d.adrelid), '') else '' end,
-       case when a.atthasmissing then (a.attmissingval::text::text[])[1] end
+       case when a.atthasmissing then (a.attmissingval::text::text[])[1] end, a.xmin::text, md5(a::text)
   from pg_attribute a
   join pg_class c on c.oid = a.attrelid
   join pg_namespace n on n.oid = c.relnamespace
@@ -139,7 +139,7 @@ func (c *Catalog) readColumns(ctx context.Context, q Querier) error {
 		var k Column
 		var typtype, identity, generated string
 		err := rows.Scan(&table, &k.Num, &k.Name, &k.TypeOID, &k.BaseOID, &k.Typmod, &k.Type, &typtype, &k.ElemOID, &k.ArrayOID,
-			&k.NotNull, &identity, &generated, &k.HasDefault, &k.Collation, &k.Deterministic, &k.Default, &k.Missing)
+			&k.NotNull, &identity, &generated, &k.HasDefault, &k.Collation, &k.Deterministic, &k.Default, &k.Missing, &k.Written, &k.Row)
 		if err != nil {
 			return err
 		}

@@ -30,6 +30,8 @@ type Column struct {
 	Missing       *string // text of the value that rows from before the column was added have; nil: NULL, or no such rows
 	Collation     string  // quoted, schema-qualified; empty where the type has none or the default is used
 	Deterministic bool    // false only for a non-deterministic collation
+	Row           string  // hash of the column's row in pg_attribute
+	Written       string  // the transaction that wrote it (its xmin)
 }
 
 // SQL is the quoted name.
