@@ -3,6 +3,7 @@ package sink
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"pgreshard/layout"
@@ -11,8 +12,9 @@ import (
 
 // emptied is a part of a table's rows that TRUNCATE took away, as the destination has it.
 type emptied struct {
-	table string // the rows of the destination's table or partition, as SQL
-	rows  string // which of its rows, as SQL; empty: all
+	table string   // the rows of the destination's table or partition, as SQL
+	rows  string   // which of its rows, as SQL; empty: all
+	first []string // statements that make what rows names
 }
 
 // truncate empties tables on every shard: whole tables, or, where only leaves of a partitioned table were emptied, the
@@ -46,6 +48,9 @@ func (r *router) truncate(ctx context.Context, c *pg.Truncate) error {
 			case part.rows == "":
 				whole = append(whole, part.table)
 			default:
+				for _, sql := range part.first {
+					r.everywhere(t, sql)
+				}
 				r.everywhere(t, "delete from "+part.table+" where "+part.rows)
 			}
 		}
@@ -79,30 +84,49 @@ func (r *router) emptied(ctx context.Context, t *Table, rels []*pg.Relation) ([]
 			out = append(out, emptied{table: leaf.SQL()})
 			continue
 		}
-		rows, err := r.constraint(ctx, rel)
+		part, err := r.constraint(ctx, rel)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, emptied{table: t.destRows(), rows: rows})
+		part.table = t.destRows()
+		out = append(out, part)
 	}
 	return out, nil
 }
 
-// constraint is the condition that a row belongs to a leaf, as the source says it. That of a hash partition names a
-// table of the source and means nothing elsewhere.
-func (r *router) constraint(ctx context.Context, leaf *pg.Relation) (string, error) {
+// hashOf is how a partition's constraint names the hash partitioned table it belongs to: by its OID on the source.
+var hashOf = regexp.MustCompile(`satisfies_hash_partition\('(\d+)'::oid`)
+
+// hashPartitioned describes a hash partitioned table: its columns, and what of them is hashed and how.
+const hashPartitioned = `select pg_get_partkeydef($1::oid), string_agg(format('%I %s', attname, format_type(atttypid, atttypmod)), ', ' order by attnum)
+	from pg_attribute where attrelid = $1::oid and attnum > 0 and not attisdropped`
+
+// constraint is the condition that a row belongs to a leaf, as the source says it. A hash partition's asks a table that
+// is partitioned likewise, which is made for the transaction: the source's own is not here.
+func (r *router) constraint(ctx context.Context, leaf *pg.Relation) (part emptied, err error) {
 	conn, err := r.asked(ctx)
 	if err != nil {
-		return "", err
+		return part, err
 	}
 	var rows *string
-	if err := conn.QueryRow(ctx, `select pg_get_partition_constraintdef($1)`, leaf.OID).Scan(&rows); err != nil {
-		return "", fmt.Errorf("read what belongs to partition %s: %w", leaf.Name, err)
+	err = conn.QueryRow(ctx, `select pg_get_partition_constraintdef($1)`, leaf.OID).Scan(&rows)
+	if err == nil && rows == nil {
+		return part, &SchemaError{Table: leaf.Name, What: "a partition was emptied by TRUNCATE that the destination does not have, and it is none any more"}
 	}
-	if rows == nil || strings.Contains(*rows, "satisfies_hash_partition(") {
-		return "", &SchemaError{Table: leaf.Name, What: "a partition was emptied by TRUNCATE that the destination does not have as a partition of its own"}
+	if err == nil {
+		for _, found := range hashOf.FindAllStringSubmatch(*rows, -1) {
+			var key, columns string
+			if err = conn.QueryRow(ctx, hashPartitioned, found[1]).Scan(&key, &columns); err != nil {
+				break
+			}
+			part.first = append(part.first, fmt.Sprintf("create temp table if not exists pgreshard_hash_%s (%s) partition by %s on commit drop", found[1], columns, key))
+		}
+		part.rows = hashOf.ReplaceAllString(*rows, "satisfies_hash_partition('pg_temp.pgreshard_hash_$1'::regclass")
 	}
-	return *rows, nil
+	if err != nil {
+		return part, fmt.Errorf("read what belongs to partition %s: %w", leaf.Name, err)
+	}
+	return part, nil
 }
 
 // emptyMine deletes from every shard those of the rows that the source layout places on this source.
@@ -112,6 +136,11 @@ func (r *router) emptyMine(ctx context.Context, t *Table, part emptied) error {
 		rows = "true"
 	}
 	return r.call(ctx, r.live(r.all), func(ctx context.Context, a *applier) error {
+		for _, sql := range part.first {
+			if err := a.exec(ctx, statement{sql: sql}).Err; err != nil {
+				return err
+			}
+		}
 		keys := [][][]byte{{}}
 		if len(t.mineKey()) > 0 {
 			result := a.exec(ctx, statement{sql: fmt.Sprintf("select distinct %s from %s where %s", t.columnList(t.mineKey()), part.table, rows)})
