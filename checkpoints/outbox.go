@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -28,6 +29,39 @@ func (s Stream) Outbox(ctx context.Context, q pg.Querier, commit pg.LSN, n int64
 		return nil, fmt.Errorf("read the outbox: %w", err)
 	}
 	return image, nil
+}
+
+// OutboxOf reads the images that a transaction left of a table, numbered above from and below to, the highest first, and
+// the number of the last; at most limit of them.
+func (s Stream) OutboxOf(ctx context.Context, q pg.Querier, commit pg.LSN, table string, from, to int64, limit int) (images [][]*string, last int64, err error) {
+	rows, err := q.Query(ctx, `select n, image from pgreshard.outbox
+		where move = $1 and source = $2 and commit_lsn = $3::text::pg_lsn and tbl = $4 and n > $5 and n < $6 order by n desc limit $7`,
+		s.Move, s.Source, commit.String(), table, from, to, limit)
+	if err != nil {
+		return nil, 0, fmt.Errorf("read the outbox: %w", err)
+	}
+	var image []*string
+	_, err = pgx.ForEachRow(rows, []any{&last, &image}, func() error { images = append(images, slices.Clone(image)); return nil })
+	if err != nil {
+		return nil, 0, fmt.Errorf("read the outbox: %w", err)
+	}
+	return images, last, nil
+}
+
+// UnmappedSQL records that rows of a mapping table went while the stream ran, in the transaction in which they do, so that
+// a later worker looks for rows they had placed. Parameters: move, source, table.
+const UnmappedSQL = `insert into pgreshard.unmapped (move, source, tbl) values ($1, $2::int, $3) on conflict do nothing`
+
+// Unmapped reads what UnmappedSQL recorded.
+func (s Stream) Unmapped(ctx context.Context, q pg.Querier) (map[string]bool, error) {
+	rows, err := q.Query(ctx, `select tbl from pgreshard.unmapped where move = $1 and source = $2`, s.Move, s.Source)
+	if err != nil {
+		return nil, fmt.Errorf("read which mappings lost rows: %w", err)
+	}
+	out := map[string]bool{}
+	var table string
+	_, err = pgx.ForEachRow(rows, []any{&table}, func() error { out[table] = true; return nil })
+	return out, err
 }
 
 // SweepSQL drops images no replay can ask for any more: the slot is confirmed past them. Parameters: move, source,

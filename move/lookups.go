@@ -71,6 +71,7 @@ func (inv *inventory) readLookup(ctx context.Context, conn *pgx.Conn, t *moved) 
 		return nil
 	})
 	if err == nil {
+		inv.noteFeeds(t)
 		inv.notePlain(t)
 	}
 	return err
@@ -86,9 +87,6 @@ func (inv *inventory) reads(t *moved, name pg.Name, column string) {
 		return
 	}
 	t.asked = t.asked || !from.rule.Omni
-	if !slices.Contains(from.feeds, t.query) {
-		from.feeds = append(from.feeds, t.query)
-	}
 	if column != "" && !slices.Contains(from.guard, column) {
 		from.guard = append(from.guard, column)
 	}

@@ -34,7 +34,7 @@ type moved struct {
 	reads       []pg.Name     // the tables query reads
 	asked       bool          // one of those is sharded: every shard is asked
 	guard       []string      // columns of this table that some lookup reads
-	feeds       []*lookup.Query
+	feeds       []feed
 	withMapping bool          // a row lives where its mapping row does
 	plain       []plainLookup // those of feeds that ask this table alone, by one column
 }
@@ -259,7 +259,7 @@ func common(a, b []int) (out []int) {
 
 // sinkTable matches a leaf's columns to the destination's by name; renamed tells which the source calls otherwise.
 func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string) (*sink.Table, error) {
-	st := &sink.Table{Source: t.name, Dest: into.Name, SourceParts: root.Kind == 'p', DestParts: into.Kind == 'p', Rule: t.rule, Query: t.query, AskAll: t.asked, Feeds: t.feeds, WithMapping: t.withMapping, Renamed: renamed, Gone: map[string]bool{}}
+	st := &sink.Table{Source: t.name, Dest: into.Name, SourceParts: root.Kind == 'p', DestParts: into.Kind == 'p', Rule: t.rule, Query: t.query, AskAll: t.asked, WithMapping: t.withMapping, Renamed: renamed, Gone: map[string]bool{}}
 	called := map[string]bool{}
 	for _, c := range root.Columns {
 		called[cmp.Or(renamed[c.Name], c.Name)] = true
@@ -314,6 +314,13 @@ func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string)
 		if key, value := at(q.key), at(q.value); key >= 0 && value >= 0 && slices.Equal(st.Key, []int{key}) {
 			st.Answers = append(st.Answers, sink.Answer{Query: q.query, Key: key, Value: value})
 		}
+	}
+	for _, f := range t.feeds {
+		key := -1
+		if f.key != "" {
+			key = at(f.key)
+		}
+		st.Feeds = append(st.Feeds, sink.Feed{Query: f.query, Key: key, Adds: f.adds})
 	}
 	for _, name := range t.guard {
 		if i := at(name); i >= 0 {

@@ -44,6 +44,7 @@ type applier struct {
 	pending *op // last boundary executed and not committed: nothing but ops of its transactions is open
 	last    time.Time
 
+	rehomed  int64             // images left by mapping changes of the open source transaction
 	prepared map[string]string // SQL to statement name on this connection
 	nextName int
 	durable  atomic.Uint64 // at, for others to read
@@ -189,7 +190,7 @@ func (a *applier) execute(ctx context.Context, ops []op, boundary *op, commit bo
 		b.send(&statements[i])
 	}
 	if commit && !joined {
-		if err := a.stopHere(boundary); err != nil {
+		if err := a.stopHere(ctx, boundary); err != nil {
 			return err
 		}
 		a.sendCommit(b, boundary)

@@ -23,7 +23,7 @@ func (a *applier) commit(ctx context.Context) error {
 	if err := a.stream.gate.wait(ctx, boundary.joints); err != nil {
 		return err
 	}
-	if err := a.stopHere(boundary); err != nil {
+	if err := a.stopHere(ctx, boundary); err != nil {
 		return err
 	}
 	b := a.batch()
@@ -37,11 +37,11 @@ func (a *applier) commit(ctx context.Context) error {
 }
 
 // stopHere lets a test end the stream just before a commit.
-func (a *applier) stopHere(boundary *op) error {
+func (a *applier) stopHere(ctx context.Context, boundary *op) error {
 	if a.stream.beforeCommit == nil {
 		return nil
 	}
-	return a.stream.beforeCommit(a.shard, boundary.end)
+	return a.stream.beforeCommit(ctx, a.shard, boundary.end)
 }
 
 func (a *applier) committed(boundary *op) {

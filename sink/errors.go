@@ -73,12 +73,12 @@ type MappingChangedError struct {
 }
 
 func (e *MappingChangedError) Error() string {
-	return fmt.Sprintf("%s at %s: a mapping that lookup_query reads was changed while the move runs, and moving the rows it placed is not built yet; "+
-		"hint: undo the change on the source is too late, `cancel` and start the move again", e.Table, e.At)
+	return fmt.Sprintf("%s at %s: a mapping that lookup_query reads was changed while the move runs, and with several sources the rows it placed cannot be moved; "+
+		"hint: `cancel --drop-data` and start the move again", e.Table, e.At)
 }
 
-// carefulError means that the rows of a table moved between shards in a way only seen by asking: the stream is to be
-// read again from the lowest checkpoint, asking row by row for this table.
+// carefulError means that the rows of a table moved between shards, or changed what lookups read, in a way only seen by
+// asking: the stream is to be read again from the lowest checkpoint, asking row by row for this table.
 type carefulError struct {
 	table *Table
 	at    pg.LSN // of the transaction that showed it

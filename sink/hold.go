@@ -40,8 +40,12 @@ func (r *router) apply(ctx context.Context, c heldChange) error {
 		}
 	}
 	if c.truncate != nil {
+		if err := r.mappingsEmptied(ctx, c); err != nil {
+			return err
+		}
 		return r.truncate(ctx, c.truncate)
 	}
+	r.remaps = false
 	route := r.strict
 	if r.tx.Commit <= c.table.Forgive {
 		route = r.forgiving
@@ -104,12 +108,22 @@ func kept(row pg.Row) pg.Row {
 	return out
 }
 
-// letGo routes what was held, in its order. It may be much, so shards get their parts as they grow.
+// letGo moves the rows whose mapping was changed, and routes what was held, in its order; which may change mappings.
 func (r *router) letGo(ctx context.Context) error {
-	if len(r.held) == 0 {
-		return nil
+	for len(r.held) > 0 || len(r.rehomings) > 0 {
+		if err := r.rehome(ctx); err != nil {
+			return err
+		}
+		if err := r.letHeldGo(ctx); err != nil {
+			return err
+		}
 	}
-	held, n := r.held, r.n
+	return nil
+}
+
+// letHeldGo routes what was held. It may be much, so shards get their parts as they grow.
+func (r *router) letHeldGo(ctx context.Context) error {
+	held, n, nested := r.held, r.n, r.ending
 	r.held, r.heldFor, r.ending = nil, 0, true
 	clear(r.holding)
 	for _, c := range held {
@@ -117,15 +131,23 @@ func (r *router) letGo(ctx context.Context) error {
 		if err := r.apply(ctx, c); err != nil {
 			return err
 		}
-		for shard := range r.units {
-			if r.units[shard].bytes >= r.batchBytes {
-				if err := r.push(ctx, shard, r.seq-1); err != nil {
-					return err
-				}
+		if err := r.pushLarge(ctx); err != nil {
+			return err
+		}
+	}
+	r.n, r.ending = n, nested
+	return nil
+}
+
+// pushLarge gives shards what was routed to them, where it is much.
+func (r *router) pushLarge(ctx context.Context) error {
+	for shard := range r.units {
+		if r.units[shard].bytes >= r.batchBytes {
+			if err := r.push(ctx, shard, r.seq-1); err != nil {
+				return err
 			}
 		}
 	}
-	r.n, r.ending = n, false
 	return nil
 }
 

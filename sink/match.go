@@ -23,6 +23,15 @@ func (t *Table) where(find pg.Row) []int {
 func (t *Table) inKey(column int) bool { return slices.Contains(t.Key, column) }
 func (t *Table) logs(column int) bool  { return slices.Contains(t.Logged, column) }
 
+// guard lists the columns lookups read in which the row must have what the update gives it: those the log carries, unless
+// it is known that they change.
+func (o *op) guard() []int {
+	if o.remaps {
+		return nil
+	}
+	return o.table.guarded(o.new)
+}
+
 // guarded lists the columns lookups read whose value the log carries.
 func (t *Table) guarded(new pg.Row) []int {
 	var out []int

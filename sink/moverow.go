@@ -53,7 +53,7 @@ func (r *router) searchUpdate(ctx context.Context, t *Table, to layout.Shard, ol
 	switch {
 	case err != nil:
 		return err
-	case image == nil && len(t.Guard) > 0, image != nil && changedIn(t.Guard, image, new): // it is not as lookups read it
+	case !r.remaps && r.Mine != nil && (image == nil && len(t.Guard) > 0 || image != nil && changedIn(t.Guard, image, new)): // it is not as lookups read it
 		return &MappingChangedError{Table: t.Source, At: r.tx.Commit}
 	case image == nil:
 		return &DivergedError{Table: t.Source, Shard: to, At: r.tx.Commit, What: "update of a row that is on no shard", Key: keyText(new, t.Key)}
@@ -102,7 +102,7 @@ func (r *router) updateOrphan(ctx context.Context, t *Table, old, new pg.Row, mi
 
 // tryUpdate runs an update on shards and says how many rows it found.
 func (r *router) tryUpdate(ctx context.Context, t *Table, shards []int, old, new pg.Row, same ...int) (int, error) {
-	s, change := updateRow(t, &op{kind: opUpdate, table: t, old: old, new: new}, same...)
+	s, change := updateRow(t, &op{kind: opUpdate, table: t, old: old, new: new, remaps: r.remaps}, same...)
 	s = s.counting(change)
 	var found atomic.Int32
 	err := r.call(ctx, shards, func(ctx context.Context, a *applier) error {
@@ -180,9 +180,13 @@ func textRow(values [][]byte) pg.Row {
 
 // keepImage writes a deleted row to the outbox, in the transaction that deleted it.
 func (a *applier) keepImage(ctx context.Context, t *Table, image pg.Row, commit pg.LSN, n int64) error {
+	return a.exec(ctx, *a.outbox(t, image, commit, n)).Err
+}
+
+func (a *applier) outbox(t *Table, image pg.Row, commit pg.LSN, n int64) *statement {
 	p := a.stream.Checkpoint
-	params := [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(commit.String()), fmt.Append(nil, n), []byte(t.Source.String()), imageLiteral(image)}
-	return a.conn.PgConn().ExecParams(ctx, checkpoints.OutboxSQL, params, nil, nil, nil).Read().Err
+	return &statement{sql: checkpoints.OutboxSQL, types: make([]uint32, 6),
+		params: [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(commit.String()), fmt.Append(nil, n), []byte(t.Source.String()), imageLiteral(image)}}
 }
 
 func (a *applier) outboxed(ctx context.Context, commit pg.LSN, n int64) (pg.Row, error) {
@@ -190,13 +194,18 @@ func (a *applier) outboxed(ctx context.Context, commit pg.LSN, n int64) (pg.Row,
 	if err != nil || image == nil {
 		return nil, err
 	}
+	return imageRow(image), nil
+}
+
+// imageRow is a row as the outbox keeps it.
+func imageRow(image []*string) pg.Row {
 	values := make([][]byte, len(image))
 	for i, v := range image {
 		if v != nil {
 			values[i] = []byte(*v)
 		}
 	}
-	return textRow(values), nil
+	return textRow(values)
 }
 
 // imageLiteral is a row as a text[] literal.

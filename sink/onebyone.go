@@ -118,9 +118,10 @@ func (a *applier) diverged(o *op, err error) error {
 	e := &DivergedError{Table: o.table.Source, Shard: a.shard, At: o.at, Key: keyText(o.find(), o.table.Key)}
 	missing := pg.Code(err) == checkpoints.CodeRows
 	switch {
-	case missing && o.table.loose() && o.joint == nil:
+	case missing && o.table.loose() && o.joint == nil,
+		missing && o.kind == opUpdate && len(o.guard()) > 0 && a.stream.Mine == nil && o.at > a.stream.careful[o.table].end:
 		return &carefulError{table: o.table, at: o.at}
-	case missing && o.kind == opUpdate && len(o.table.Guard) > 0:
+	case missing && o.kind == opUpdate && len(o.guard()) > 0 && a.stream.Mine != nil:
 		return &MappingChangedError{Table: o.table.Source, At: o.at}
 	case missing && o.kind == opUpdate:
 		e.What = "update of a row that is not there"

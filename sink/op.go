@@ -28,6 +28,8 @@ type op struct {
 	joint *joint // set where shards must agree on the outcome
 	sql   string // opTruncate: the statement
 
+	remaps bool // opUpdate: known to change what lookups read
+
 	end    pg.LSN // opBoundary: end LSN, the position to record
 	urgent bool   // opBoundary: commit now even if no row came
 	seq    int64  // opBoundary: the router's sequence number

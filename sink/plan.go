@@ -107,7 +107,8 @@ func (g *group) merge(o *op) bool {
 		n.put = o
 		return true
 	case opUpdate:
-		if n.put == nil || n.put.kind == opUpsert || len(o.table.Guard) > 0 && n.put.kind == opUpdate {
+		if n.put == nil || n.put.kind == opUpsert || n.put.kind == opUpdate && len(o.table.Guard) > 0 ||
+			n.put.kind == opInsert && !o.remaps && changedIn(o.table.Guard, n.put.new, o.new) { // the server is to see that it changes
 			return false
 		}
 		n.put = mergeUpdate(n.put, o)
@@ -254,6 +255,9 @@ func appendShape(shape []byte, o *op) []byte {
 	if o.kind == opUpdate {
 		if o.table.replaces(o) {
 			shape[2] = 'r'
+		}
+		if o.remaps {
+			shape = append(shape, 'm')
 		}
 		for _, d := range o.new {
 			shape = append(shape, carried(d))

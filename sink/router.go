@@ -34,12 +34,18 @@ type router struct {
 	once    map[*Table]*Table // tables with a lookup, asked once
 	heldFor int               // bytes
 	leaving []leaving         // mapping rows the open transaction deletes
-	source  *pgx.Conn
-	scratch []pg.Datum
+	remaps  bool              // the present change is an update that changes what lookups read
+
+	rehomings []*rehoming     // what the open transaction's end has to look at
+	pass      int64           // how often it has done so
+	recorded  map[*Table]bool // its loss of mapping rows is recorded
+	fed       map[int][]*Table
+	source    *pgx.Conn
+	scratch   []pg.Datum
 }
 
 func newRouter(s *Stream, release func(*pg.Block)) *router {
-	return &router{Stream: s, release: release, bindings: map[uint32]*binding{}, holding: map[*Table]bool{}, once: map[*Table]*Table{}, units: make([]unit, len(s.appliers)),
+	return &router{Stream: s, release: release, bindings: map[uint32]*binding{}, holding: map[*Table]bool{}, once: map[*Table]*Table{}, recorded: map[*Table]bool{}, fed: map[int][]*Table{}, units: make([]unit, len(s.appliers)),
 		skip: make([]bool, len(s.appliers)), all: all(len(s.appliers))}
 }
 
@@ -134,7 +140,10 @@ func (r *router) change(ctx context.Context, c *pg.Change) error {
 
 // begin finds the shards that have the transaction already: their checkpoint, an end LSN, is beyond its commit LSN.
 func (r *router) begin(tx *pg.Tx) {
-	r.tx, r.n, r.ahead, r.past = tx, 0, false, true
+	r.tx, r.n, r.ahead, r.past, r.pass = tx, 0, false, true, 0
+	for _, a := range r.appliers {
+		a.rehomed = 0
+	}
 	for i, a := range r.appliers {
 		r.skip[i] = tx.Commit < a.ahead
 		r.ahead = r.ahead || r.skip[i]
@@ -165,6 +174,7 @@ func (r *router) add(shard layout.Shard, o op) {
 		return
 	}
 	o.at = r.tx.Commit
+	o.remaps = r.remaps && o.kind == opUpdate
 	u := &r.units[shard]
 	u.ops = append(u.ops, o)
 	u.bytes += o.bytes()

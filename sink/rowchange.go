@@ -13,7 +13,7 @@ type rowChange struct{ before, sql string }
 // updateRows changes rows found by the table's key; every op carries the same columns. The statement raises in the
 // server unless each op found its row.
 func updateRows(t *Table, ops []*op) statement {
-	where, set, guard := t.where(ops[0].find()), t.assignable(ops[0]), t.guarded(ops[0].new)
+	where, set, guard := t.where(ops[0].find()), t.assignable(ops[0]), ops[0].guard()
 	var s statement
 	w := unnest(t, where, findRows(ops), "w", 1)
 	u := unnest(t, set, newRows(ops), "c", 1+len(where))
@@ -30,7 +30,7 @@ func updateRows(t *Table, ops []*op) statement {
 // of several equal rows of a table without key, or of one that may not be there. It must have the new row's value in the
 // columns same already.
 func updateRow(t *Table, o *op, same ...int) (statement, rowChange) {
-	set, guard := t.assignable(o), append(t.guarded(o.new), same...)
+	set, guard := t.assignable(o), append(o.guard(), same...)
 	var s statement
 	values := s.bind(t, set, o.new)
 	match := s.locate(t, o.find())

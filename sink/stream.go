@@ -51,7 +51,7 @@ type Stream struct {
 	BatchDelay time.Duration
 	AppName    string
 
-	beforeCommit func(shard layout.Shard, end pg.LSN) error // tests stop a shard there; nil otherwise
+	beforeCommit func(ctx context.Context, shard layout.Shard, end pg.LSN) error // tests stop a shard there; nil otherwise
 
 	ran        bool
 	batchBytes int
@@ -60,13 +60,14 @@ type Stream struct {
 	gate       *gate
 	counters   counters
 	careful    map[*Table]care
+	unmapped   map[feedID]*keySet
 	applied    atomic.Uint64
 	moved      atomic.Int64 // Unix nanoseconds when applied last grew
 }
 
 // NewStream readies the counters; the exported fields are the caller's to set.
 func NewStream(shards []pg.Shard) *Stream {
-	return &Stream{Shards: shards, counters: counters{shards: make([]shardCounters, len(shards))}, careful: map[*Table]care{}}
+	return &Stream{Shards: shards, counters: counters{shards: make([]shardCounters, len(shards))}, careful: map[*Table]care{}, unmapped: map[feedID]*keySet{}}
 }
 
 // care is how far a table is asked row by row, because a row was not where its new key places it.

@@ -1,6 +1,7 @@
 package sink_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,13 +22,18 @@ import (
 // errHalt ends the stream for good.
 var errHalt = errors.New("halted")
 
-// haltAfter ends the stream when shard first has committed a position and the others have not yet.
+// haltAfter ends the stream when shard first has committed a position beyond what is written now and the others have not
+// yet.
 func (f *following) haltAfter(first layout.Shard) {
-	f.stream.BeforeCommit(func(shard layout.Shard, end pg.LSN) error {
-		if shard == first {
+	var now pg.LSN
+	if err := f.conn.QueryRow(f.t.Context(), `select pg_current_wal_insert_lsn()::text`).Scan(&now); err != nil {
+		f.t.Fatal(err)
+	}
+	f.stream.BeforeCommit(func(ctx context.Context, shard layout.Shard, end pg.LSN) error {
+		if shard == first || end <= now {
 			return nil
 		}
-		for deadline := time.Now().Add(streamPatience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(streamPatience); ctx.Err() == nil && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 			var at pg.LSN
 			err := f.watch[first].QueryRow(context.Background(), `select lsn::text from pgreshard.checkpoint`).Scan(&at)
 			if err != nil {
@@ -37,7 +43,7 @@ func (f *following) haltAfter(first layout.Shard) {
 				return errHalt
 			}
 		}
-		return fmt.Errorf("shard %d never committed", first)
+		return cmp.Or(ctx.Err(), fmt.Errorf("shard %d never committed", first))
 	})
 }
 
@@ -52,6 +58,9 @@ var apart = map[string]string{
 	"a row moves and is deleted":         `update %[1]s set tenant = %[3]d where id = 1; delete from %[1]s where id = 1; insert into %[1]s values (51, %[2]d)`,
 	"rows of both are deleted":           `delete from %[1]s where id in (1, 2)`,
 	"a row is deleted and put elsewhere": `delete from %[1]s where id = 1; insert into %[1]s values (1, %[3]d, 5); update %[1]s set a = 6 where id = 1`,
+	"a mapping changes":                  `update tenants set parent = %[3]d where id = %[2]d; update %[1]s set a = 7 where id = 1`,
+	"mappings change places":             `update tenants set parent = case id when %[2]d then %[3]d else %[2]d end`,
+	"a mapping changes twice":            `update tenants set parent = %[3]d where id = %[2]d; update %[1]s set id = 60 where id = 1; update tenants set parent = null where id = %[2]d`,
 	"the table is emptied":               `update %[1]s set tenant = %[3]d where id = 1; set constraints all immediate; truncate %[1]s; insert into %[1]s values (1, %[2]d), (2, %[3]d); update %[1]s set tenant = %[3]d where id = 1`,
 }
 
@@ -77,6 +86,7 @@ func TestACrashBetweenTheCommitsOfTwoShards(t *testing.T) {
 				f.takeOver()
 				stop := f.run()
 				f.exec(everywhere("delete from %[1]s"))
+				f.exec("update tenants set parent = null")
 				f.exec(everywhere(`insert into %[1]s select 1, %[2]d, 1, string_agg(md5(g::text), '') from generate_series(1, 100) g`))
 				f.exec(everywhere(`insert into %[1]s select 2, %[3]d, 2, string_agg(md5(g::text), 'x') from generate_series(1, 100) g`))
 				f.catchUp()
@@ -229,7 +239,7 @@ func TestACheckpointThatMovedIsReadAgain(t *testing.T) {
 	f := follow(t, 1, `create table t (id int primary key)`, "", rules{sharded: map[string]string{"t": "id"}})
 	var once atomic.Bool
 	f.watch = f.conns()
-	f.stream.BeforeCommit(func(_ layout.Shard, end pg.LSN) error {
+	f.stream.BeforeCommit(func(_ context.Context, _ layout.Shard, end pg.LSN) error {
 		if once.CompareAndSwap(false, true) {
 			_, err := f.watch[0].Exec(context.Background(), `insert into public.t select generate_series(1, 9)`)
 			if err == nil {

@@ -118,9 +118,16 @@ func (s scribe) u() string {
 	return strconv.Itoa(s.IntN(30))
 }
 
-// mapped makes sure that a tenant has its mapping row, whose parent is always the same.
-func mapped(tenant int) string {
-	return fmt.Sprintf("insert into tenants values (%d, nullif(%d, 0)) on conflict do nothing", tenant, tenant/2)
+// mapped makes sure that a tenant has its mapping row.
+func (s scribe) mapped(tenant int) string {
+	return fmt.Sprintf("insert into tenants values (%d, %s) on conflict do nothing", tenant, s.parent())
+}
+
+func (s scribe) parent() string {
+	if s.IntN(3) == 0 {
+		return "null"
+	}
+	return strconv.Itoa(s.tenant())
 }
 
 // statement is one random change.
@@ -141,23 +148,23 @@ func (s scribe) statement() []string {
 			return []string{insert}
 		}
 		if s.IntN(2) == 0 {
-			return []string{insert, mapped(tenant)}
+			return []string{insert, s.mapped(tenant)}
 		}
-		return []string{mapped(tenant), insert}
+		return []string{s.mapped(tenant), insert}
 	case 4, 5:
 		return set("a = %d", s.IntN(5))
 	case 6:
 		return set("big = %s", s.big())
 	case 7, 8:
 		if v.lookup {
-			return append(set("tenant = %d", tenant), mapped(tenant))
+			return append(set("tenant = %d", tenant), s.mapped(tenant))
 		}
 		return set("tenant = %d", tenant)
 	case 9:
 		return set("id = %d", s.id())
 	case 10:
 		if v.lookup {
-			return append([]string{mapped(tenant)}, set("id = %d, tenant = %d, a = 1", s.id(), tenant)...)
+			return append([]string{s.mapped(tenant)}, set("id = %d, tenant = %d, a = 1", s.id(), tenant)...)
 		}
 		return set("id = %d, tenant = %d", s.id(), tenant)
 	case 11, 12, 13:
@@ -175,7 +182,7 @@ func (s scribe) statement() []string {
 		return set("u = %s", s.u())
 	case 17: // there and back
 		if v.lookup {
-			return append([]string{mapped(tenant)}, fmt.Sprintf("update %s set tenant = %d where id = %d and tenant <> %[2]d", t, tenant, id))
+			return append([]string{s.mapped(tenant)}, fmt.Sprintf("update %s set tenant = %d where id = %d and tenant <> %[2]d", t, tenant, id))
 		}
 		return append(set("tenant = tenant + 1"), set("tenant = tenant - 1")...)
 	case 18:
@@ -184,6 +191,10 @@ func (s scribe) statement() []string {
 			return []string{"truncate " + t}
 		case 1:
 			return []string{fmt.Sprintf("delete from tenants where id = %d", tenant)}
+		case 2, 3:
+			return []string{fmt.Sprintf("update tenants set parent = %s where id = %d", s.parent(), tenant)}
+		case 4:
+			return []string{fmt.Sprintf("update tenants set parent = parent %% 7 + 1, note = 'moved' where id < %d", tenant)}
 		}
 		return []string{fmt.Sprintf("update tenants set note = '%d'", s.IntN(100))}
 	}
@@ -240,7 +251,14 @@ func TestRandomChangesArriveWhateverIsStopped(t *testing.T) {
 
 func randomRun(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 1))
-	f := everyVariant(t, r.IntN(4)+1, variants)
+	shards, identity := r.IntN(4)+1, ""
+	if r.IntN(2) == 0 {
+		identity = "alter table tenants replica identity full"
+	}
+	f := everyVariant(t, shards, variants, identity)
+	if f.unkeyed = r.IntN(4) == 0; f.unkeyed {
+		f.takeOver()
+	}
 	bytes := []int{1, 300, 3000, 0}[r.IntN(4)]
 	f.queue = []int{1, 20000, 0}[r.IntN(3)]
 	f.ready = func() { f.stream.BatchBytes = bytes; f.stream.BeforeCommit(crashes(r.IntN(30)+3, 6)) }
@@ -294,9 +312,9 @@ func randomRun(t *testing.T, seed uint64) {
 var errCrash = errors.New("crashed")
 
 // crashes makes about every nth commit one that does not happen, up to a number of times.
-func crashes(n, most int) func(layout.Shard, pg.LSN) error {
+func crashes(n, most int) func(context.Context, layout.Shard, pg.LSN) error {
 	var happened atomic.Int64
-	return func(layout.Shard, pg.LSN) error {
+	return func(context.Context, layout.Shard, pg.LSN) error {
 		if rand.IntN(n) == 0 && happened.Add(1) <= int64(most) {
 			return errCrash
 		}

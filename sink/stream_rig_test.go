@@ -27,22 +27,23 @@ const streamPatience = 60 * time.Second
 
 // following is one source whose changes a Stream writes to shards, both sides with tables of their own.
 type following struct {
-	t      testing.TB
-	source *pgtest.DB
-	shards []*pgtest.DB
-	via    map[int]*pgtest.DB // shards reached through a relay
-	spec   layout.Spec
-	keys   map[string]string // by table: the SQL of the key it is placed by, where that is not its rule's column
-	stream *sink.Stream
-	tables map[string]*sink.Table
-	start  pg.LSN
-	queue  int
-	epoch  int64
-	ready  func() // sets what a test wants of each new Stream
-	number int    // of the source
-	conn   *pgx.Conn
-	at     []*pgx.Conn // the shards
-	watch  []*pgx.Conn // the shards, for hooks that run beside the test
+	t       testing.TB
+	source  *pgtest.DB
+	shards  []*pgtest.DB
+	via     map[int]*pgtest.DB // shards reached through a relay
+	spec    layout.Spec
+	keys    map[string]string // by table: the SQL of the key it is placed by, where that is not its rule's column
+	stream  *sink.Stream
+	tables  map[string]*sink.Table
+	start   pg.LSN
+	queue   int
+	epoch   int64
+	ready   func() // sets what a test wants of each new Stream
+	unkeyed bool   // lookups are taken for ones of which nobody can say which rows answer which keys
+	number  int    // of the source
+	conn    *pgx.Conn
+	at      []*pgx.Conn // the shards
+	watch   []*pgx.Conn // the shards, for hooks that run beside the test
 
 	mu     sync.Mutex
 	cancel context.CancelFunc
@@ -135,6 +136,13 @@ func (f *following) takeOver() {
 	s.Checkpoint, s.Source, s.AppName = checkpoints.Stream{Move: "m", Source: f.number, Epoch: f.epoch}, f.source.Shard(0), "sink "+f.source.Name
 	s.Router = sink.Router{Lookups: lookup.New(1 << 20)}
 	s.Tables, s.Leaves = f.sinkTables()
+	unmapped, err := s.Checkpoint.Unmapped(f.t.Context(), f.at[0])
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, t := range s.Tables {
+		t.Unmapped = unmapped[t.Source.String()]
+	}
 	s.Forgive = func(context.Context, *sink.Table, pg.LSN) error { return nil }
 	f.stream = s
 	if f.ready != nil {
@@ -180,7 +188,11 @@ func (f *following) sinkTables() (map[uint32]*sink.Table, map[uint32]pg.Name) {
 		}
 		for name, mapping := range f.tables {
 			if strings.Contains(strings.ToLower(t.Query.SQL), "from "+name+" ") {
-				mapping.Feeds = append(mapping.Feeds, t.Query)
+				key := -1
+				if !f.unkeyed {
+					key = slices.IndexFunc(mapping.Columns, func(c pg.Column) bool { return strings.HasSuffix(t.Query.SQL, "WHERE "+c.Name+" = $1") })
+				}
+				mapping.Feeds = append(mapping.Feeds, sink.Feed{Query: t.Query, Key: key, Adds: key >= 0})
 				t.AskAll = t.AskAll || !mapping.Rule.Omni
 				for i, c := range mapping.Columns {
 					if strings.Contains(t.Query.SQL, c.Name) {

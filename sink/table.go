@@ -22,7 +22,7 @@ type Table struct {
 	SourceKey []int
 	Query     *lookup.Query // translates the key first; nil where it is placed as it is
 	AskAll    bool          // the lookup's tables are sharded: all shards are asked and exactly one must answer
-	Guard     []int         // columns that lookups read: an update that changes one of them would change translations
+	Guard     []int         // columns that lookups read: an update that changes one of them changes translations
 
 	// SourceParts and DestParts: the table is partitioned on that side, so that its rows stand in its partitions. Rows of
 	// a table that is not are its own alone: those of tables that inherit from it are moved as theirs.
@@ -45,7 +45,9 @@ type Table struct {
 	// StartsAt: changes of transactions that commit before this position are in what was copied, exactly.
 	StartsAt pg.LSN
 	// Feeds lists the queries whose translations come from this table.
-	Feeds []*lookup.Query
+	Feeds []Feed
+	// Unmapped: rows of it went before this run (checkpoints.UnmappedSQL), so that rows may be where a mapping was.
+	Unmapped bool
 	// WithMapping says that a row always lives on the shard of the mapping row its key is translated by.
 	WithMapping bool
 	// Answers lists those of Feeds that a passing row answers by itself.

@@ -20,7 +20,7 @@ type Answer struct {
 // the query is that simple; whatever was cached is forgotten, since the key may have had another translation. One that
 // goes is forgotten when its transaction ends: rows placed by it may go in the same transaction, after it (ON DELETE
 // CASCADE), and are found by it. Rows that came before it in the same transaction, and wait for its end, are translated
-// by it now: those that have no other mapping then go with it. An update changes no translation, or it is refused.
+// by it now: those that have no other mapping then go with it. Rows placed by what was move at the transaction's end.
 func (r *router) mappingPasses(ctx context.Context, t *Table, kind pg.Op, old, new pg.Row) error {
 	switch kind {
 	case pg.OpInsert:
@@ -30,9 +30,36 @@ func (r *router) mappingPasses(ctx context.Context, t *Table, kind pg.Op, old, n
 				r.Router.Lookups.Store(a.Query, new[a.Key].Bytes, new[a.Value].Bytes)
 			}
 		}
+		if r.Mine == nil {
+			r.mappingComes(t, new)
+		}
+	case pg.OpUpdate:
+		return r.mappingUpdated(ctx, t, old, new)
 	case pg.OpDelete:
 		r.leaving = append(r.leaving, leaving{t, old})
-		return r.translateHeld(ctx, t)
+		if err := r.translateHeld(ctx, t); err != nil || r.Mine != nil {
+			return err
+		}
+		return r.mappingGoes(ctx, t, old)
+	}
+	return nil
+}
+
+// mappingsEmptied is mappingGoes for every row of the tables a TRUNCATE empties.
+func (r *router) mappingsEmptied(ctx context.Context, c heldChange) error {
+	for _, t := range r.tables(c) {
+		if len(t.Feeds) == 0 || r.Mine != nil {
+			continue
+		}
+		for _, f := range t.Feeds {
+			r.unmapped(t, f).add(nil, -1)
+			if !f.Adds {
+				r.rehomeLater(Feed{Query: f.Query, Key: -1}, nil, every)
+			}
+		}
+		if err := r.recordUnmapped(ctx, t); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -41,7 +68,7 @@ func (r *router) mappingPasses(ctx context.Context, t *Table, kind pg.Op, old, n
 func (r *router) translateHeld(ctx context.Context, mapping *Table) error {
 	wanted := map[*Table]map[string]bool{}
 	for _, c := range r.held {
-		if c.table == nil || c.table.Query == nil || c.new == nil || !slices.Contains(mapping.Feeds, c.table.Query) {
+		if c.table == nil || c.table.Query == nil || c.new == nil || !mapping.feeds(c.table.Query) {
 			continue
 		}
 		if key := c.new[c.table.RuleKey[0]]; key.Kind == pg.Text {
@@ -57,6 +84,11 @@ func (r *router) translateHeld(ctx context.Context, mapping *Table) error {
 		}
 	}
 	return nil
+}
+
+// feeds says that a query's translations come from a table.
+func (t *Table) feeds(q *lookup.Query) bool {
+	return slices.ContainsFunc(t.Feeds, func(f Feed) bool { return f.Query.ID == q.ID })
 }
 
 // leaving is a mapping row that the open transaction deletes.
@@ -79,12 +111,12 @@ func (r *router) forgetLeaving() {
 // the query had cached is dropped.
 func (r *router) forgetTranslations(t *Table, row pg.Row) {
 	for _, c := range t.Guard {
-		for _, q := range t.Feeds {
+		for _, f := range t.Feeds {
 			switch row[c].Kind {
 			case pg.Text:
-				r.Router.Lookups.Invalidate(q, row[c].Bytes)
+				r.Router.Lookups.Invalidate(f.Query, row[c].Bytes)
 			case pg.Unchanged:
-				r.Router.Lookups.Forget(q)
+				r.Router.Lookups.Forget(f.Query)
 			}
 		}
 	}

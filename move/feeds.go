@@ -1,0 +1,117 @@
+package move
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"pgreshard/lookup"
+	"pgreshard/pg"
+)
+
+// feed is what a mapping table is to a lookup_query, told by the query's words where they are so few that nothing else
+// can be meant; what is not told is found by asking for every key, and is no less right (sink.Feed).
+type feed struct {
+	query *lookup.Query
+	key   string // the column that is asked for $1; empty where that is not known
+	adds  bool   // a row that comes translates only keys that had no translation
+}
+
+// noteFeeds says, for each table a lookup reads, which of its rows answer which keys.
+func (inv *inventory) noteFeeds(t *moved) {
+	shape := readQuery(t.query.SQL)
+	shape.simple = shape.simple && len(shape.tables) == len(t.reads)
+	for _, name := range t.reads {
+		from := inv.byName[name]
+		if from == nil {
+			continue
+		}
+		f := feed{query: t.query, adds: shape.simple}
+		if shape.simple && inv.asksBy(shape, t, name) {
+			f.key = shape.column
+			// Of several rows with one key the query knows no translation, and of the last that stays it does.
+			f.adds = keyed(inv.sources[0].Table(name), f.key)
+		}
+		from.feeds = append(from.feeds, f)
+	}
+}
+
+// asksBy says that a query asks a table for $1, by a column of the very type of t's key, whose texts are the keys' then.
+func (inv *inventory) asksBy(shape queryShape, t *moved, name pg.Name) bool {
+	if shape.column == "" || shape.table == "" && !inv.alone(shape, t, name) || shape.table != "" && shape.table != name.Table {
+		return false
+	}
+	from, own := inv.sources[0].Table(name), inv.sources[0].Table(t.name)
+	k, ok := from.Column(shape.column)
+	o, there := own.Column(t.rule.Columns[0])
+	return ok && there && from.Columns[k].TypeOID == own.Columns[o].TypeOID
+}
+
+// alone says that of the tables a query reads just this one has the column it asks by.
+func (inv *inventory) alone(shape queryShape, t *moved, name pg.Name) bool {
+	var have []pg.Name
+	for _, other := range t.reads {
+		table := inv.sources[0].Table(other)
+		if table == nil {
+			return false
+		}
+		if _, ok := table.Column(shape.column); ok {
+			have = append(have, other)
+		}
+	}
+	return slices.Equal(have, []pg.Name{name})
+}
+
+func keyed(t *pg.Table, column string) bool {
+	return len(t.Key) == 1 && t.Columns[t.Key[0]].Name == column
+}
+
+// queryShape is what a query's words tell.
+type queryShape struct {
+	simple bool     // one SELECT over tables joined by inner joins, without aggregates: its rows are those of the tables that fit
+	tables []string // as they are named in it, without schema
+	table  string   // the one asked for $1, where the query names it
+	column string   // by this column; empty where that cannot be told
+}
+
+var (
+	// notSimple are words that make a row answer for others, and marks behind which words may hide.
+	notSimple = regexp.MustCompile(`(?i)['"]|--|/\*|\b(union|intersect|except|left|right|full|outer|lateral|natural|group|having|limit|offset|fetch|distinct|order|with|window|over|or|exists|tablesample)\b`)
+	// Every other name before a parenthesis may be an aggregate's.
+	called   = regexp.MustCompile(`(?i)\b([a-z_]\w*)\s*\(`)
+	harmless = regexp.MustCompile(`(?i)^(coalesce|nullif|greatest|least|lower|upper|abs|mod|cast|and|on|where|in|using|select|from|join|when|then|else|not)$`)
+	selects  = regexp.MustCompile(`(?i)\bselect\b`)
+	named    = regexp.MustCompile(`(?i)(?:\bfrom|\bjoin|,)\s+(?:[a-z_]\w*\.)?([a-z_]\w*)(?:\s+(?:as\s+)?([a-z_]\w*))?`)
+	noAlias  = regexp.MustCompile(`(?i)^(where|on|join|inner|cross|using|and)$`)
+	fromOn   = regexp.MustCompile(`(?is)\bfrom\b.*$`)
+	askedBy  = regexp.MustCompile(`(?i)\b(?:where|and|on)\s+(?:([a-z_]\w*)\.)?([a-z_]\w*)\s*=\s*\$1(?:\s*::\s*[a-z_ ]+?)?\s*(?:$|;|\band\b|\bwhere\b)`)
+)
+
+// readQuery is deliberately narrow: what it is not sure of it does not say.
+func readQuery(sql string) (q queryShape) {
+	if notSimple.MatchString(sql) || len(selects.FindAllString(sql, -1)) != 1 {
+		return q
+	}
+	for _, f := range called.FindAllStringSubmatch(sql, -1) {
+		if !harmless.MatchString(f[1]) {
+			return q
+		}
+	}
+	q.simple = true
+	aliases := map[string]string{}
+	for _, n := range named.FindAllStringSubmatch(fromOn.FindString(sql), -1) {
+		table := strings.ToLower(n[1])
+		q.tables = append(q.tables, table)
+		aliases[table] = table
+		if n[2] != "" && !noAlias.MatchString(n[2]) {
+			aliases[strings.ToLower(n[2])] = table
+		}
+	}
+	if by := askedBy.FindAllStringSubmatch(sql, -1); len(by) == 1 && strings.Count(sql, "$1") == 1 {
+		q.table, q.column = aliases[strings.ToLower(by[0][1])], strings.ToLower(by[0][2])
+		if by[0][1] != "" && q.table == "" {
+			q.column = ""
+		}
+	}
+	return q
+}

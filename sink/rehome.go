@@ -1,0 +1,496 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"pgreshard/checkpoints"
+	"pgreshard/layout"
+	"pgreshard/lookup"
+	"pgreshard/pg"
+)
+
+// When a mapping changes, the rows that carry its keys move to where the new translation places them, at the end of the
+// transaction that changed it (docs/design.md, "Lookup"). Each leaves its image in the outbox of the shard it is deleted
+// on, so that either shard may commit first.
+
+// Feed says that the translations of a query come from a table.
+type Feed struct {
+	Query *lookup.Query
+	// Key is the column the query asks the table by, and the only way it does: a row answers the key it has there, and no
+	// other. -1 where it is not known which keys a row answers.
+	Key int
+	// Adds: a row that comes translates keys that had no translation, and no others.
+	Adds bool
+}
+
+// maxKeys bounds the keys that are remembered one by one; beyond it every key is meant.
+const maxKeys = 100_000
+
+// keySet is a set of keys, or all there are.
+type keySet struct {
+	all  bool
+	keys map[string]struct{}
+}
+
+// add puts in the key a row has in a column: all keys where there is no such column, or the log does not carry it.
+func (s *keySet) add(row pg.Row, column int) {
+	switch {
+	case s.all:
+	case column < 0 || row == nil || row[column].Kind == pg.Unchanged || len(s.keys) >= maxKeys:
+		s.all, s.keys = true, nil
+	case row[column].Kind == pg.Text:
+		if s.keys == nil {
+			s.keys = map[string]struct{}{}
+		}
+		s.keys[string(row[column].Bytes)] = struct{}{}
+	}
+}
+
+func (s *keySet) has(row pg.Row, column int) bool {
+	if s.all || s.keys == nil || column < 0 {
+		return s.all
+	}
+	_, ok := s.keys[string(row[column].Bytes)]
+	return ok || row[column].Kind == pg.Unchanged
+}
+
+// feedID tells the feeds of a stream apart.
+type feedID struct {
+	table pg.Name
+	query int
+}
+
+// unmapped are the keys of a feed whose mapping rows went while the stream ran: rows may carry them still, and a mapping
+// row that comes for one of them moves those.
+func (r *router) unmapped(t *Table, f Feed) *keySet {
+	id := feedID{t.Source, f.Query.ID}
+	if r.Stream.unmapped[id] == nil {
+		r.Stream.unmapped[id] = &keySet{all: t.Unmapped}
+	}
+	return r.Stream.unmapped[id]
+}
+
+// rehoming is a table of which rows may have to move at the end of the open transaction.
+type rehoming struct {
+	table *Table
+	keys  keySet
+}
+
+// rehomeLater notes that the translation of a row's key may change, and holds the changes of the tables that go by it.
+func (r *router) rehomeLater(f Feed, row pg.Row, which func(*Table) bool) {
+	for _, t := range r.fedBy(f.Query) {
+		if !which(t) {
+			continue
+		}
+		i := slices.IndexFunc(r.rehomings, func(h *rehoming) bool { return h.table == t })
+		if i < 0 {
+			i = len(r.rehomings)
+			r.rehomings = append(r.rehomings, &rehoming{table: t})
+		}
+		r.rehomings[i].keys.add(row, f.Key)
+		r.holding[t] = true
+	}
+}
+
+func every(*Table) bool { return true }
+
+// fedBy lists the tables whose keys a query translates, each once, whatever its leaves.
+func (r *router) fedBy(q *lookup.Query) []*Table {
+	if fed, ok := r.fed[q.ID]; ok {
+		return fed
+	}
+	byName := map[pg.Name]*Table{}
+	for _, t := range r.Tables {
+		if t.Query != nil && t.Query.ID == q.ID && (byName[t.Source] == nil || t.StartsAt < byName[t.Source].StartsAt) {
+			byName[t.Source] = t
+		}
+	}
+	r.fed[q.ID] = slices.SortedFunc(maps.Values(byName), func(a, b *Table) int { return strings.Compare(a.Source.String(), b.Source.String()) })
+	return r.fed[q.ID]
+}
+
+// translationsChange notes that a mapping row has become another one in what lookups read. old is nil where the log does
+// not tell it: then the row's identity is the one it had.
+func (r *router) translationsChange(t *Table, old, new pg.Row) {
+	for _, f := range t.Feeds {
+		r.rehomeLater(f, new, every)
+		switch {
+		case old != nil:
+			r.rehomeLater(f, old, every)
+		case f.Key >= 0 && !t.inKey(f.Key):
+			r.rehomeLater(Feed{Query: f.Query, Key: -1}, nil, every)
+		}
+	}
+}
+
+// mappingComes looks for rows that go by a key that has a translation from now on.
+func (r *router) mappingComes(t *Table, new pg.Row) {
+	for _, f := range t.Feeds {
+		known := !f.Adds || r.unmapped(t, f).has(new, f.Key)
+		r.rehomeLater(f, new, func(of *Table) bool { return known || of.Rule.OnMissing != layout.MissingStop })
+	}
+}
+
+// mappingGoes remembers keys that may have no translation from now on. Rows that carry them stay where they are.
+func (r *router) mappingGoes(ctx context.Context, t *Table, old pg.Row) error {
+	for _, f := range t.Feeds {
+		r.unmapped(t, f).add(old, f.Key)
+		if !f.Adds {
+			r.rehomeLater(f, old, every)
+		}
+	}
+	return r.recordUnmapped(ctx, t)
+}
+
+// recordUnmapped tells the next worker that mapping rows went, once a run.
+func (r *router) recordUnmapped(ctx context.Context, t *Table) error {
+	if t.Unmapped || r.recorded[t] {
+		return nil
+	}
+	r.recorded[t] = true
+	p := r.Checkpoint
+	return r.call(ctx, r.live(r.all), func(ctx context.Context, a *applier) error {
+		return a.exec(ctx, statement{sql: checkpoints.UnmappedSQL, types: make([]uint32, 3),
+			params: [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(t.Source.String())}}).Err
+	})
+}
+
+// mappingUpdated finds out whether an update changes what lookups read. The log tells only where it carries the old row;
+// else the statement itself looks, and after one has found a change, the shards are asked before.
+func (r *router) mappingUpdated(ctx context.Context, t *Table, old, new pg.Row) error {
+	changed := t.guardChanged(old, new)
+	if r.Mine != nil {
+		if changed {
+			return &MappingChangedError{Table: t.Source, At: r.tx.Commit}
+		}
+		return nil
+	}
+	if !changed && r.isCareful(t) && !t.guardKnown(old) {
+		stands, err := r.standing(ctx, t, find(old, new))
+		if err != nil {
+			return err
+		}
+		changed = stands == nil || changedIn(t.Guard, stands, new)
+		if stands != nil {
+			old = stands
+		}
+	}
+	if r.remaps = changed; !changed {
+		return nil
+	}
+	r.translationsChange(t, old, new)
+	return r.keysGo(ctx, t, old, new)
+}
+
+// keysGo remembers keys that an updated mapping row answers no more.
+func (r *router) keysGo(ctx context.Context, t *Table, old, new pg.Row) error {
+	went := false
+	for _, f := range t.Feeds {
+		if f.Key < 0 || old == nil && !t.inKey(f.Key) || old != nil && differ(old[f.Key], new[f.Key]) {
+			r.unmapped(t, f).add(old, f.Key)
+			went = true
+		}
+	}
+	if !went {
+		return nil
+	}
+	return r.recordUnmapped(ctx, t)
+}
+
+func (t *Table) guardKnown(old pg.Row) bool {
+	return old != nil && !slices.ContainsFunc(t.Guard, func(c int) bool { return old[c].Kind == pg.Unchanged })
+}
+
+// standing reads a row as it stands on the shards; nil where none that is at this place in the stream has it.
+func (r *router) standing(ctx context.Context, t *Table, row pg.Row) (stands pg.Row, err error) {
+	shards := r.live(r.all)
+	if t.Rule.Omni {
+		shards = []int{r.lowest()}
+	}
+	var s statement
+	s.sql = fmt.Sprintf("select %s from %s t where %s limit 1", t.columnList(all(len(t.Columns))), t.destRows(), s.locate(t, row))
+	var mu sync.Mutex
+	err = r.call(ctx, shards, func(ctx context.Context, a *applier) error {
+		result := a.exec(ctx, s)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, values := range result.Rows {
+			stands = textRow(values)
+		}
+		return result.Err
+	})
+	return stands, err
+}
+
+// rehome moves the rows whose keys' translations may have changed to where they are placed now.
+func (r *router) rehome(ctx context.Context) error {
+	todo := r.rehomings
+	r.rehomings = nil
+	r.pass++
+	for _, h := range todo {
+		err := error(nil)
+		if h.keys.all {
+			r.Router.Lookups.Forget(h.table.Query)
+			err = r.rehomeAll(ctx, h.table)
+		} else {
+			err = r.rehomeKeys(ctx, h.table, slices.Sorted(maps.Keys(h.keys.keys)))
+		}
+		if err == nil {
+			err = r.rehomeLeft(ctx, h.table)
+		}
+		if err != nil {
+			return fmt.Errorf("move the rows of %s whose mapping was changed: %w", h.table.Source, err)
+		}
+	}
+	return nil
+}
+
+// Keys and rows are taken in blocks: a tenant may be larger than memory.
+const (
+	rehomedKeys = 1000
+	rehomedRows = 100
+)
+
+func (r *router) rehomeKeys(ctx context.Context, t *Table, keys []string) error {
+	for block := range slices.Chunk(keys, rehomedKeys) {
+		data := make([]pg.Datum, len(block))
+		for i, key := range block {
+			data[i] = pg.Datum{Kind: pg.Text, Bytes: []byte(key)}
+			r.Router.Lookups.Invalidate(t.Query, data[i].Bytes)
+		}
+		if err := r.rehomeBlock(ctx, t, r.live(r.all), data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rehomeAll looks at every key that rows on the shards carry.
+func (r *router) rehomeAll(ctx context.Context, t *Table) error {
+	key := t.RuleKey[0]
+	for _, shard := range r.live(r.all) {
+		for last := pg.Datum(pg.Datum{Kind: pg.Null}); ; {
+			s, after := statement{}, "is not null"
+			if last.Kind == pg.Text {
+				row := make(pg.Row, len(t.Columns))
+				row[key] = last
+				after = "> " + s.bind(t, []int{key}, row)[0]
+			}
+			s.sql = fmt.Sprintf("select distinct t.%s from %s t where t.%[1]s %[3]s order by 1 limit %[4]d", t.Columns[key].SQL(), t.destRows(), after, rehomedKeys)
+			var keys []pg.Datum
+			err := r.call(ctx, []int{shard}, func(ctx context.Context, a *applier) error {
+				result := a.exec(ctx, s)
+				for _, values := range result.Rows {
+					keys = append(keys, textRow(values)[0])
+				}
+				return result.Err
+			})
+			if err == nil && len(keys) > 0 {
+				last = keys[len(keys)-1]
+				err = r.rehomeBlock(ctx, t, []int{shard}, keys)
+			}
+			if err != nil {
+				return err
+			}
+			if len(keys) < rehomedKeys {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// rehomeBlock moves the rows of some keys from those of shards where they are not placed.
+func (r *router) rehomeBlock(ctx context.Context, t *Table, shards []int, keys []pg.Datum) error {
+	homes, err := r.homes(ctx, t, keys)
+	if err != nil {
+		return err
+	}
+	wrong := make([][]pg.Datum, len(r.appliers))
+	for i, home := range homes {
+		for _, shard := range shards {
+			if home >= 0 && int(home) != shard {
+				wrong[shard] = append(wrong[shard], keys[i])
+			}
+		}
+	}
+	shards = slices.DeleteFunc(slices.Clone(shards), func(shard int) bool { return len(wrong[shard]) == 0 })
+	for len(shards) > 0 {
+		images := make([][]pg.Row, len(r.appliers))
+		commit, pass := r.tx.Commit, r.pass
+		err := r.call(ctx, shards, func(ctx context.Context, a *applier) (err error) {
+			images[a.shard], err = a.takeOutOf(ctx, t, wrong[a.shard], commit, pass)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		more := shards[:0]
+		for _, shard := range shards {
+			if err := r.putHome(ctx, t, images[shard]); err != nil {
+				return err
+			}
+			if len(images[shard]) >= rehomedRows {
+				more = append(more, shard)
+			}
+		}
+		shards = more
+	}
+	return nil
+}
+
+// homes names the shard of each key as the mapping is here; -1 where it has none, and rows stay where they are.
+func (r *router) homes(ctx context.Context, t *Table, keys []pg.Datum) ([]layout.Shard, error) {
+	out := make([]layout.Shard, len(keys))
+	for i := range keys {
+		out[i] = -1
+	}
+	once := r.askingOnce(t)
+	texts := make([][]byte, len(keys))
+	for i, key := range keys {
+		var err error
+		if texts[i], err = t.Rule.KeyText([]byte{}, key); err != nil {
+			return nil, &PlaceError{Table: t.Source, At: r.tx.Commit, Err: err}
+		}
+	}
+	values, err := r.Router.Lookups.TranslateMany(ctx, once.Query, texts, r.asker(ctx, t))
+	missing := lookup.Missing(err)
+	if err != nil && missing == nil {
+		return nil, err
+	}
+	for i, key := range keys {
+		var none error
+		if values[i] == nil {
+			none = missing
+		}
+		shard, err := r.Router.translated(t, []pg.Datum{key}, values[i], none)
+		var place *PlaceError
+		switch {
+		case err == nil:
+			out[i] = shard
+		case lookup.Missing(err) != nil:
+		case errors.As(err, &place):
+			place.At = r.tx.Commit
+			return nil, err
+		default:
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// putHome gives rows that left a shard to the shards their keys name.
+func (r *router) putHome(ctx context.Context, t *Table, images []pg.Row) error {
+	if len(images) == 0 {
+		return nil
+	}
+	keys := make([]pg.Datum, len(images))
+	for i, image := range images {
+		keys[i] = image[t.RuleKey[0]]
+	}
+	homes, err := r.homes(ctx, t, keys)
+	if err != nil {
+		return err
+	}
+	kind := opInsert
+	if r.tx.Commit <= t.Forgive && len(t.Key) > 0 {
+		kind = opUpsert
+	}
+	for i, home := range homes {
+		if home < 0 {
+			return &DivergedError{Table: t.Source, At: r.tx.Commit, Key: keyText(images[i], t.Key), What: "a row was moved by a mapping that is not there any more"}
+		}
+		r.add(home, op{kind: kind, table: t, new: images[i]})
+	}
+	return r.pushLarge(ctx)
+}
+
+// rehomeLeft puts home what shards that are ahead of this place moved away at it.
+func (r *router) rehomeLeft(ctx context.Context, t *Table) error {
+	var ahead []int
+	for _, shard := range r.all {
+		if r.skip[shard] {
+			ahead = append(ahead, shard)
+		}
+	}
+	commit, pass := r.tx.Commit, r.pass
+	for _, shard := range ahead {
+		for after := int64(0); after >= 0; {
+			var images []pg.Row
+			err := r.call(ctx, []int{shard}, func(ctx context.Context, a *applier) (err error) {
+				images, after, err = a.leftOutOf(ctx, t, commit, pass, after)
+				return err
+			})
+			if err == nil {
+				err = r.putHome(ctx, t, images)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// takeOutOf deletes some of the rows that carry one of the keys, keeps their images in the outbox, and returns them.
+// Where leaves have rows at the same place (ctid) more of them go than were counted, all of those keys.
+func (a *applier) takeOutOf(ctx context.Context, t *Table, keys []pg.Datum, commit pg.LSN, pass int64) ([]pg.Row, error) {
+	column := []int{t.RuleKey[0]}
+	rows := make([]pg.Row, len(keys))
+	for i, key := range keys {
+		rows[i] = make(pg.Row, len(t.Columns))
+		rows[i][column[0]] = key
+	}
+	w := unnest(t, column, rows, "w", 1)
+	match := t.match(column, w.values)
+	var s statement
+	s.takes(w)
+	s.sql = fmt.Sprintf("delete from %[1]s t using %[2]s where %[3]s and t.ctid = any(array(select t.ctid from %[1]s t, %[2]s where %[3]s limit %[4]d)) returning %[5]s",
+		t.destRows(), joined(false, w), match, rehomedRows, t.qualified(all(len(t.Columns))))
+	result := a.exec(ctx, s)
+	if result.Err != nil {
+		return nil, result.Err
+	}
+	images := make([]pg.Row, len(result.Rows))
+	b := a.batch()
+	for i, values := range result.Rows {
+		images[i] = textRow(values)
+		a.rehomed++
+		b.send(a.outbox(t, images[i], commit, rehomedNumber(pass, a.rehomed)))
+	}
+	return images, b.run(ctx)
+}
+
+// rehomedNumber numbers the images a mapping's change leaves, below those of single changes: by pass within the
+// transaction, then in their order on the shard.
+func rehomedNumber(pass, i int64) int64 { return -(pass<<40 + i) }
+
+// leftOutOf reads images that a mapping's change left on this shard, from number after on; -1: there are no more.
+func (a *applier) leftOutOf(ctx context.Context, t *Table, commit pg.LSN, pass, after int64) (images []pg.Row, next int64, err error) {
+	list, last, err := a.stream.Checkpoint.OutboxOf(ctx, a.conn, commit, t.Source.String(), rehomedNumber(pass+1, 0), rehomedNumber(pass, after), rehomedRows)
+	if err != nil {
+		return nil, -1, err
+	}
+	for _, image := range list {
+		images = append(images, imageRow(image))
+	}
+	if len(list) < rehomedRows {
+		return images, -1, nil
+	}
+	return images, -last - pass<<40, nil
+}
+
+// qualified lists columns of t.
+func (t *Table) qualified(columns []int) string {
+	out := make([]string, len(columns))
+	for i, c := range columns {
+		out[i] = "t." + t.Columns[c].SQL()
+	}
+	return strings.Join(out, ", ")
+}
