@@ -55,3 +55,18 @@ func RaiseEpoch(ctx context.Context, conn *pgx.Conn, epoch int64) error {
 	}
 	return nil
 }
+
+// Check is ErrSuperseded where the node has another epoch than this worker's, or no bookkeeping any more.
+func (b Book) Check(ctx context.Context, conn *pgx.Conn) error {
+	_, err := conn.Exec(ctx, `select pgreshard.check_epoch($1)`, b.Epoch)
+	switch pg.Code(err) {
+	case undefinedSchema, undefinedFunction:
+		return fmt.Errorf("%w (%w)", ErrSuperseded, err)
+	}
+	return Refused(err)
+}
+
+const (
+	undefinedSchema   = "3F000"
+	undefinedFunction = "42883"
+)

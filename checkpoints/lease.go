@@ -42,10 +42,9 @@ func ReadLease(ctx context.Context, q pg.Querier, move string) (*Lease, error) {
 	return &l, nil
 }
 
-// TakeLease makes this worker the holder under a new epoch, unless another holds it: then it returns that one.
-// free says of a holder whether it is known to be gone although its last beat is recent (its process on this very
-// machine has ended).
-func TakeLease(ctx context.Context, conn *pgx.Conn, move string, me Lease, free func(Lease) bool) (holder *Lease, err error) {
+// TakeLease makes this worker the holder under a new epoch, unless another holds it: then it returns that one. me.Epoch is
+// raised above that of a holder who took the lease and was stopped before any node knew of it. free says of a holder whether it is known to be gone although its last beat is recent (its process on this very machine has ended).
+func TakeLease(ctx context.Context, conn *pgx.Conn, move string, me *Lease, free func(Lease) bool) (holder *Lease, err error) {
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock(hashtextextended('pgreshard.lease.' || $1, 0))`, move); err != nil {
 			return err
@@ -57,6 +56,9 @@ func TakeLease(ctx context.Context, conn *pgx.Conn, move string, me Lease, free 
 		if held.Live() && !free(*held) {
 			holder = held
 			return nil
+		}
+		if held != nil {
+			me.Epoch = max(me.Epoch, held.Epoch+1)
 		}
 		_, err = tx.Exec(ctx, `insert into pgreshard.lease (move, epoch, host, pid, address, beat) values ($1, $2, $3, $4, $5, clock_timestamp())
 			on conflict (move) do update set epoch = excluded.epoch, host = excluded.host, pid = excluded.pid, address = excluded.address, beat = excluded.beat`,

@@ -42,7 +42,10 @@ func (m *Move) Cancel(ctx context.Context, o CancelOptions) error {
 	if err != nil {
 		return err
 	}
-	defer m.endLease(ctx)
+	return m.whileHeld(ctx, func(ctx context.Context) error { return m.cancel(ctx, known, o) })
+}
+
+func (m *Move) cancel(ctx context.Context, known *checkpoints.Move, o CancelOptions) error {
 	serving, err := m.readServing(ctx)
 	if err != nil {
 		return err
@@ -230,7 +233,10 @@ func (m *Move) Complete(ctx context.Context, release bool) error {
 	if err != nil {
 		return err
 	}
-	defer m.endLease(ctx)
+	return m.whileHeld(ctx, func(ctx context.Context) error { return m.complete(ctx, known, release) })
+}
+
+func (m *Move) complete(ctx context.Context, known *checkpoints.Move, release bool) error {
 	if known.State != StateCompleted {
 		return fmt.Errorf("the move is %s, not %s; hint: run `pgreshard migrate` to the end first", known.State, StateCompleted)
 	}

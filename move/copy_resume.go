@@ -91,7 +91,7 @@ func (c *sourceCopy) unmarked(chunks []*pg.Chunk) (todo []*pg.Chunk) {
 // any row is there: it leaves out what was committed before.
 func (c *sourceCopy) copyAgain(ctx context.Context, j *job) error {
 	shard := c.Source.Shards[c.n]
-	slot, err := replicator.CreateSlot(ctx, shard, c.slot(c.n)+"_again", true)
+	slot, err := replicator.CreateSlot(ctx, shard, c.slotAgain(c.n), true)
 	if err != nil {
 		return err
 	}

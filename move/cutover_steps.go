@@ -212,8 +212,8 @@ func (c *cutover) switchLayout(ctx context.Context) error {
 			c.setServing(to.Version)
 			return nil
 		}
-		if readErr == nil {
-			return err
+		if readErr == nil || errors.Is(readErr, checkpoints.ErrSuperseded) { // then its successor has decided
+			return errors.Join(err, readErr)
 		}
 		if sleep(ctx, 100*time.Millisecond) != nil {
 			return &UnknownError{errors.Join(err, readErr)}

@@ -390,7 +390,8 @@ func TestAWorkerOfAnotherMachineIsWaitedForUntilItsBeatsEnd(t *testing.T) {
 	one := r.hold(first, r.move())
 	cancel()
 	<-one.done
-	r.shards[0].Exec(t, `insert into pgreshard.lease (move, epoch, host, pid, address, beat) values ('test', 1, 'elsewhere', 1, '', clock_timestamp())`)
+	// It took the lease and was stopped before any node was told of its epoch: that is not given out again.
+	r.shards[0].Exec(t, `insert into pgreshard.lease (move, epoch, host, pid, address, beat) values ('test', 7, 'elsewhere', 1, '', clock_timestamp())`)
 	if err := r.move().Migrate(t.Context(), move.MigrateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -398,6 +399,9 @@ func TestAWorkerOfAnotherMachineIsWaitedForUntilItsBeatsEnd(t *testing.T) {
 		fmt.Sprint(checkpoints.LeaseTime.Seconds()-1, " s"))
 	if got[0][0] != "t" {
 		t.Errorf("the lease of another machine was not waited for")
+	}
+	if got := r.sources[0].Query(t, `select epoch from pgreshard.epoch`); got[0][0] != "8" {
+		t.Errorf("the epoch behind 7 is %s", got[0][0])
 	}
 	r.compare()
 }

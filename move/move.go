@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -65,8 +63,6 @@ func (m *Move) Close() {
 	m.spares.close()
 }
 
-func (m *Move) app() string { return "pgreshard " + m.Name }
-
 // stream keys one source's bookkeeping on the shards.
 func (m *Move) stream(source int) checkpoints.Stream {
 	return checkpoints.Stream{Move: m.Name, Source: source, Epoch: m.book.Epoch}
@@ -85,29 +81,19 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 	if err := m.begin(ctx); err != nil {
 		return err
 	}
-	ctx, stop := context.WithCancelCause(ctx)
-	beating := make(chan struct{})
-	go func() {
-		defer close(beating)
-		if err := m.beat(ctx); err != nil {
-			stop(err)
-		}
-	}()
-	watching := make(chan struct{})
-	go func() {
-		defer close(watching)
-		m.watchNodes(ctx)
-	}()
-	err := m.retry(ctx, func(ctx context.Context) error { return m.advance(ctx, o) })
-	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
-		err = cause
-	}
-	m.recordFailure(ctx, err)
-	stop(nil)
-	<-beating
-	<-watching
-	m.endLease(ctx)
-	return err
+	return m.whileHeld(ctx, func(ctx context.Context) error {
+		beside, stop := context.WithCancel(ctx)
+		watching := make(chan struct{})
+		go func() {
+			defer close(watching)
+			m.watchNodes(beside)
+		}()
+		err := m.retry(ctx, func(ctx context.Context) error { return m.advance(ctx, o) })
+		m.recordFailure(ctx, err)
+		stop()
+		<-watching
+		return err
+	})
 }
 
 // begin makes this process the move's one worker: plan if the move is new, bookkeeping on every node, the lease, and
@@ -154,87 +140,6 @@ func (m *Move) find(ctx context.Context) (known *checkpoints.Move, err error) {
 		return err
 	})
 	return known, err
-}
-
-// takeOver waits until no other worker holds the lease, then raises the epoch on every node above all others.
-func (m *Move) takeOver(ctx context.Context) error {
-	host, _ := os.Hostname()
-	told := false
-	for {
-		epoch, err := m.highestEpoch(ctx)
-		if err != nil {
-			return err
-		}
-		me := checkpoints.Lease{Epoch: epoch + 1, Host: host, PID: os.Getpid(), Address: m.Address}
-		var holder *checkpoints.Lease
-		err = m.home(ctx, func(conn *pgx.Conn) (err error) {
-			holder, err = checkpoints.TakeLease(ctx, conn, m.Name, me, gone)
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		if holder == nil {
-			m.book = checkpoints.Book{Move: m.Name, Epoch: me.Epoch}
-			return m.nodes(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-				return checkpoints.RaiseEpoch(ctx, conn, me.Epoch)
-			})
-		}
-		if !told {
-			m.log.Info("another worker runs this move; waiting for its lease", "host", holder.Host, "pid", holder.PID)
-			told = true
-		}
-		if err := sleep(ctx, time.Second); err != nil {
-			return err
-		}
-	}
-}
-
-// gone says that a lease's holder ran on this machine and its process has ended.
-func gone(l checkpoints.Lease) bool {
-	host, _ := os.Hostname()
-	return l.Host == host && errors.Is(syscall.Kill(l.PID, 0), syscall.ESRCH)
-}
-
-func (m *Move) highestEpoch(ctx context.Context) (highest int64, err error) {
-	var mu sync.Mutex
-	err = m.nodes(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		e, err := checkpoints.Epoch(ctx, conn)
-		mu.Lock()
-		defer mu.Unlock()
-		highest = max(highest, e)
-		return err
-	})
-	return highest, err
-}
-
-// beat keeps the lease until ctx ends or another worker has it. A home that cannot be reached is no reason to stop:
-// every write is checked against the epoch anyway.
-func (m *Move) beat(ctx context.Context) error {
-	for {
-		if err := sleep(ctx, checkpoints.LeaseTime/5); err != nil {
-			return nil
-		}
-		err := m.on(ctx, m.Destination.Shards[0], pg.Admin, func(conn *pgx.Conn) error {
-			for {
-				if err := checkpoints.Beat(ctx, conn, m.Name, m.book.Epoch); err != nil {
-					return err
-				}
-				if err := sleep(ctx, checkpoints.LeaseTime/5); err != nil {
-					return err
-				}
-			}
-		})
-		if errors.Is(err, checkpoints.ErrSuperseded) {
-			return err
-		}
-	}
-}
-
-func (m *Move) endLease(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	_ = m.home(ctx, func(conn *pgx.Conn) error { return checkpoints.DropLease(ctx, conn, m.Name, m.book.Epoch) })
 }
 
 // recordFailure leaves what stopped the move in its record, for status, with the key of the row if it was one.

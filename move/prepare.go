@@ -52,6 +52,9 @@ func (m *Move) slot(source int) string {
 	return fmt.Sprintf("pgreshard_%s_%d", name, source)
 }
 
+// slotAgain is the temporary slot of a table that is copied a second time.
+func (m *Move) slotAgain(source int) string { return m.slot(source) + "_again" }
+
 // makeSchema publishes the sources' tables and makes the destination's, without anything that slows the copy down.
 // Publications come first of all: a slot decodes only what is published at its position.
 func (m *Move) makeSchema(ctx context.Context) error {

@@ -90,14 +90,14 @@ func (s *spares) close() {
 }
 
 // with runs fn on the node's kept session, in no transaction; a session fn left broken or inside one is closed.
-func (s *session) with(ctx context.Context, shard pg.Shard, role pg.Role, app string, fn func(*pgx.Conn) error) (err error) {
+func (s *session) with(ctx context.Context, open func(context.Context) (*pgx.Conn, error), fn func(*pgx.Conn) error) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conn != nil && s.conn.IsClosed() {
 		s.conn = nil
 	}
 	if s.conn == nil {
-		if s.conn, err = pg.Open(ctx, shard, role, app); err != nil {
+		if s.conn, err = open(ctx); err != nil {
 			return err
 		}
 	}
@@ -110,18 +110,37 @@ func (s *session) with(ctx context.Context, shard pg.Shard, role pg.Role, app st
 
 // source and dest run fn on a session of one shard; home is the destination's first, where the bookkeeping lives.
 func (m *Move) source(ctx context.Context, n int, fn func(*pgx.Conn) error) error {
-	return m.sessions.of(sessionKey{&m.Source, n, pg.Admin}).with(ctx, m.Source.Shards[n], pg.Admin, m.app(), fn)
+	return m.kept(ctx, sessionKey{&m.Source, n, pg.Admin}, fn)
 }
 
 func (m *Move) dest(ctx context.Context, n int, fn func(*pgx.Conn) error) error {
-	return m.sessions.of(sessionKey{&m.Destination, n, pg.Writer}).with(ctx, m.Destination.Shards[n], pg.Writer, m.app(), fn)
+	return m.kept(ctx, sessionKey{&m.Destination, n, pg.Writer}, fn)
+}
+
+func (m *Move) kept(ctx context.Context, key sessionKey, fn func(*pgx.Conn) error) error {
+	return m.sessions.of(key).with(ctx, func(ctx context.Context) (*pgx.Conn, error) {
+		return m.connect(ctx, key.side.Shards[key.number], key.role)
+	}, fn)
+}
+
+// connect opens a session, which a worker that has been superseded does not get: those it had were ended by its successor.
+func (m *Move) connect(ctx context.Context, shard pg.Shard, role pg.Role) (*pgx.Conn, error) {
+	conn, err := pg.Open(ctx, shard, role, m.app())
+	if err != nil || role == pg.Reader || m.book.Epoch == 0 {
+		return conn, err
+	}
+	if err := m.book.Check(ctx, conn); err != nil {
+		pg.Close(conn)
+		return nil, err
+	}
+	return conn, nil
 }
 
 func (m *Move) home(ctx context.Context, fn func(*pgx.Conn) error) error { return m.dest(ctx, 0, fn) }
 
 // on runs fn on a session of its own.
 func (m *Move) on(ctx context.Context, shard pg.Shard, role pg.Role, fn func(*pgx.Conn) error) error {
-	conn, err := pg.Open(ctx, shard, role, m.app())
+	conn, err := m.connect(ctx, shard, role)
 	if err != nil {
 		return err
 	}

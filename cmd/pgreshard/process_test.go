@@ -10,7 +10,7 @@ import (
 
 // Each kill is at a place where the worker's write is under way: shard is the database whose server holds it there,
 // state the move's at that moment. late: the held transaction is let go only when the next worker has taken over, as a
-// backend may outlive the connection it served.
+// backend may outlive the connection it served; that worker has ended it.
 var kills = []struct {
 	state string
 	shard int
