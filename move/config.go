@@ -33,6 +33,9 @@ type Config struct {
 	BatchDelay time.Duration
 	OnDDL      string // DDLStop (also where it is empty), DDLIgnore or DDLExec
 
+	WALBudget   int64  // bytes of log a slot may keep; 0: worked out from the server
+	OnWALBudget string // BudgetStop (also where it is empty) or BudgetAlarm
+
 	MaxFreeze   time.Duration
 	LockTimeout time.Duration
 	Attempts    int

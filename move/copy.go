@@ -112,7 +112,7 @@ func (c *sourceCopy) openSnapshot(ctx context.Context) error {
 	}
 	shard := c.Source.Shards[c.n]
 	if c.again {
-		if err := c.slotThere(ctx); err != nil {
+		if err := c.slotThere(ctx, c.n); err != nil {
 			return err
 		}
 		var err error
@@ -138,16 +138,6 @@ func (c *sourceCopy) openSnapshot(ctx context.Context) error {
 		c.snap.Close()
 	}
 	return err
-}
-
-func (c *sourceCopy) slotThere(ctx context.Context) error {
-	return c.source(ctx, c.n, func(conn *pgx.Conn) error {
-		state, err := replicator.InspectSlot(ctx, conn, c.slot(c.n))
-		if err != nil {
-			return err
-		}
-		return state.Check()
-	})
 }
 
 // decidePages remembers on the home, before the first chunk, how large each leaf's chunks are: marks name chunks by

@@ -128,7 +128,8 @@ func (f *follower) run(ctx context.Context) error {
 		Publication: f.move.slot(f.source), Start: start, QueueBytes: queueBytes})
 	f.reader.Store(reader)
 	f.sink.Confirm = reader.Confirm
-	g, ctx := errgroup.WithContext(ctx)
+	whole := ctx
+	g, ctx := errgroup.WithContext(whole)
 	g.Go(func() error { return reader.Run(ctx) })
 	g.Go(func() error {
 		if err := f.sink.Run(ctx, reader.Blocks(), reader.Release); err != nil {
@@ -140,7 +141,7 @@ func (f *follower) run(ctx context.Context) error {
 		return errStreamEnded
 	})
 	g.Go(func() error { return f.watch(ctx) })
-	return g.Wait()
+	return f.move.slotError(whole, f.source, g.Wait())
 }
 
 // errStreamEnded ends the replicator when the sink has nothing more to take; the replicator's own error comes first.

@@ -96,11 +96,15 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 	watching := make(chan struct{})
 	go func() {
 		defer close(watching)
-		m.watchNodes(ctx)
+		m.watchNodes(ctx, stop)
 	}()
 	err := m.retry(ctx, func(ctx context.Context) error { return m.advance(ctx, o) })
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		err = cause
+	}
+	var over *BudgetError
+	if errors.As(context.Cause(ctx), &over) {
+		err = m.giveUp(ctx, over)
 	}
 	m.recordFailure(ctx, err)
 	stop(nil)

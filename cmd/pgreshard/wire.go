@@ -48,6 +48,7 @@ func (c *Config) typed() (move.Config, error) {
 
 		CopyWorkers: c.Copy.Workers, CopySources: c.Copy.Sources, CopyFormat: copier.Format(c.Copy.Format),
 		BatchBytes: int(c.Stream.BatchBytes), BatchDelay: time.Duration(c.Stream.BatchDelay), OnDDL: c.Stream.OnDDL,
+		WALBudget: int64(c.Stream.WALBudget), OnWALBudget: c.Stream.OnWALBudget,
 
 		MaxFreeze:   time.Duration(c.Cutover.MaxFreeze),
 		LockTimeout: time.Duration(c.Cutover.LockTimeout),
