@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -48,15 +49,18 @@ type Move struct {
 
 // New makes a Move; nothing is connected or changed before a verb runs.
 func New(c Config, log *slog.Logger) *Move {
-	for i := range c.Source.Shards {
-		c.Source.Shards[i].Side, c.Source.Shards[i].Number = "source", i
-	}
-	for i := range c.Destination.Shards {
-		c.Destination.Shards[i].Side, c.Destination.Shards[i].Number = "destination", i
-	}
+	c.Source.Shards, c.Destination.Shards = named("source", c.Source.Shards), named("destination", c.Destination.Shards)
 	m := &Move{Config: c, log: log, router: sink.Router{Lookups: lookup.New(c.LookupBytes)}, serving: c.Source.Layout}
 	m.verified.State = "none"
 	return m
+}
+
+// named gives a side's shards the names of messages, and each a memory of its nodes.
+func named(side string, shards []pg.Shard) (out []pg.Shard) {
+	for n, s := range shards {
+		out = append(out, pg.Shard{Side: side, Number: n, URL: s.URL, Known: new(pg.Known)})
+	}
+	return out
 }
 
 // Close ends every session.
@@ -117,6 +121,15 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 // begin makes this process the move's one worker: plan if the move is new, bookkeeping on every node, the lease, and
 // a new epoch everywhere.
 func (m *Move) begin(ctx context.Context) error {
+	err := m.takeUp(ctx)
+	var other *pg.OtherSystemError
+	if errors.As(err, &other) {
+		return fmt.Errorf("%w: %w", ErrChangedConfig, err)
+	}
+	return err
+}
+
+func (m *Move) takeUp(ctx context.Context) error {
 	known, err := m.find(ctx)
 	if known == nil { // or not known because its home cannot be asked: a plan tells why, and all else that is wrong
 		if blocked := m.mayStart(ctx); blocked != nil {
@@ -125,6 +138,8 @@ func (m *Move) begin(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+	} else if err := m.expect(known.Spec); err != nil {
+		return err
 	}
 	if err := m.nodes(ctx, checkpoints.Install); err != nil {
 		return err
@@ -149,7 +164,24 @@ func (m *Move) begin(ctx context.Context) error {
 	}
 	m.resumed = known.State != StateCreated
 	m.setState(known.State)
-	return m.sameSpec(ctx, known.Spec)
+	if err := m.sameSpec(ctx, known.Spec); err != nil {
+		return err
+	}
+	return m.expect(known.Spec)
+}
+
+// expect holds every session from now on to the databases the move was made with.
+func (m *Move) expect(spec json.RawMessage) error {
+	var r recorded
+	if err := json.Unmarshal(spec, &r); err != nil {
+		return err
+	}
+	for i, shard := range slices.Concat(m.Source.Shards, m.Destination.Shards) {
+		if i < len(r.Systems) { // else sameSpec refuses it
+			shard.Known.Expect(r.Systems[i])
+		}
+	}
+	return nil
 }
 
 func (m *Move) find(ctx context.Context) (known *checkpoints.Move, err error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -111,8 +112,8 @@ const selectSlotHealth = `select pg_current_wal_insert_lsn()::text, coalesce(con
 func (m *Move) look(ctx context.Context, n node, conn *pgx.Conn) *pgx.Conn {
 	bounded, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	var err error
-	if conn == nil {
+	_, _, err := pg.FindLeader(bounded, m.shardOf(n), m.app())
+	if err == nil && conn == nil {
 		conn, err = pg.Open(bounded, m.shardOf(n), pg.Reader, m.app())
 	}
 	var slot *slotHealth
@@ -158,7 +159,10 @@ func (m *Move) look(ctx context.Context, n node, conn *pgx.Conn) *pgx.Conn {
 func silence(err error) string {
 	var server *pgconn.PgError
 	var network *net.OpError
+	var leaders *pg.LeadersError
 	switch {
+	case errors.As(err, &leaders):
+		return strings.Join(leaders.Nodes, " and ") + " both say they lead"
 	case errors.As(err, &server):
 		return server.Message
 	case errors.Is(err, context.DeadlineExceeded), pgconn.Timeout(err):
