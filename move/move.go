@@ -320,6 +320,11 @@ func (m *Move) advance(ctx context.Context, o MigrateOptions) error {
 			if err := p.run(ctx); err != nil {
 				return fmt.Errorf("%s: %w", p.state, err)
 			}
+			if p.state != StateStreaming && p.state != StateSwitched {
+				if err := m.allOnStandbys(ctx); err != nil {
+					return fmt.Errorf("%s: %w", p.state, err)
+				}
+			}
 			if p.next != "" {
 				if err := m.enter(ctx, p.next); err != nil {
 					return err
@@ -399,7 +404,7 @@ func worthRetrying(err error) bool {
 	}
 	var rewritten *copier.RewrittenError
 	var failed *verify.Failure
-	return pg.Transient(err) || errors.As(err, &rewritten) || errors.Is(err, copier.ErrSnapshotLost) || errors.Is(err, sink.ErrMarked) ||
+	return pg.Transient(err) || errors.As(err, &rewritten) || errors.Is(err, copier.ErrSnapshotLost) || errors.Is(err, sink.ErrMarked) || errors.Is(err, errMarksLost) ||
 		errors.Is(err, replicator.ErrSlotInUse) || errors.Is(err, checkpoints.ErrPositionMoved) || errors.As(err, &failed) && pg.Transient(failed)
 }
 
