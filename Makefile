@@ -11,12 +11,13 @@ TEST_FLAGS  ?=
 TIMEOUT     ?= 20m
 FUZZ_TIME   ?= 30s
 SEEDS       ?= 200
+LEADERS     ?= 20
 # Tests start real servers: packages beside each other cost memory more than they save time.
 PARALLEL    ?= 2
 # bench: copy, catchup or all. Its sizes are in docs/performance.md.
 BENCH       ?= all
 
-.PHONY: build demo test test-versions property race bench memory fuzz lint setup clean
+.PHONY: build demo test test-versions property leaders race bench memory fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -45,6 +46,9 @@ test-versions: setup    ## those suites on 14, 15, 16, 17, 18, and from 14 to 18
 
 property: setup         ## random tables and transactions through whole moves, SEEDS of them
 	$(WITH_GO) PROPERTY_SEEDS=$(SEEDS) go test -v -count 1 -timeout 180m -run '^TestRandomSchemasArriveWhole$$' $(TEST_FLAGS) ./move
+
+leaders: setup          ## random changes of a shard's leader, LEADERS times 300 of them
+	$(WITH_GO) LEADER_SEEDS=$(LEADERS) go test -v -count 1 -timeout 60m -run '^TestNothingIsWrittenWhereTheShardDoesNotLead$$' $(TEST_FLAGS) ./pg
 
 race: setup             ## the tests under the race detector (needs a C compiler)
 	$(WITH_GO) CGO_ENABLED=1 go test -race -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)

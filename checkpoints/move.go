@@ -110,6 +110,19 @@ func (b Book) write(ctx context.Context, conn *pgx.Conn, fn func(pgx.Tx) error) 
 	return nil
 }
 
+// LastNote reads into what a node's journal noted last of a step of a move; it stays as it is where there is none.
+func LastNote(ctx context.Context, q pg.Querier, move, step string, into any) error {
+	var note json.RawMessage
+	err := q.QueryRow(ctx, `select note from pgreshard.journal where move = $1 and step = $2 order by id desc limit 1`, move, step).Scan(&note)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the journal of move %s: %w", move, err)
+	}
+	return json.Unmarshal(note, into)
+}
+
 // Entry is a line of the journal.
 type Entry struct {
 	At    time.Time

@@ -38,16 +38,13 @@ type session struct {
 }
 
 func openSession(ctx context.Context, shard pg.Shard, app string) (*session, error) {
-	config, err := pg.Config(shard, pg.Reader, app)
+	conn, err := pg.Open(ctx, shard, pg.Reader, app, func(c *pgx.ConnConfig) {
+		c.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+			return pgproto3.NewFrontend(bufio.NewReaderSize(r, readBuffer), w)
+		}
+	})
 	if err != nil {
 		return nil, err
-	}
-	config.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
-		return pgproto3.NewFrontend(bufio.NewReaderSize(r, readBuffer), w)
-	}
-	conn, err := pgx.ConnectConfig(ctx, config)
-	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", shard, err)
 	}
 	return &session{conn: conn}, nil
 }

@@ -76,6 +76,9 @@ func (m *Move) mine(ctx context.Context, takeOver bool) (*checkpoints.Move, erro
 	if known == nil {
 		return nil, ErrNoMove
 	}
+	if err := m.expect(known.Spec); err != nil {
+		return nil, err
+	}
 	lease, err := m.lease(ctx)
 	if err != nil {
 		return nil, err

@@ -32,6 +32,10 @@ type Config struct {
 	BatchBytes int
 	BatchDelay time.Duration
 	OnDDL      string // DDLStop (also where it is empty), DDLIgnore or DDLExec
+	Confirm    string // ConfirmStandby (also where it is empty) or ConfirmLeader
+
+	WALBudget   int64  // bytes of log a slot may keep; 0: worked out from the server
+	OnWALBudget string // BudgetStop (also where it is empty) or BudgetAlarm
 
 	MaxFreeze   time.Duration
 	LockTimeout time.Duration

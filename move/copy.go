@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sync/errgroup"
@@ -92,7 +93,34 @@ func (c *sourceCopy) run(ctx context.Context) error {
 		c.progress[c.n].Expect(j.chunks)
 	}
 	todo := c.unmarked(all)
-	return c.load(ctx, c.snap.ID, c.snap, todo, func(t pg.Name) bool { return c.again })
+	if err := c.load(ctx, c.snap.ID, c.snap, todo, func(t pg.Name) bool { return c.again }); err != nil {
+		return err
+	}
+	return c.held(ctx, all)
+}
+
+// errMarksLost means that a shard failed over to a standby that had not all of the copy. The next run copies what is
+// missing there.
+var errMarksLost = errors.New("a shard has lost chunks it held: it failed over")
+
+// held makes sure that every shard holds every chunk, and one of its standbys too, as its present leader says.
+func (c *sourceCopy) held(ctx context.Context, all []*pg.Chunk) error {
+	return c.dests(ctx, func(ctx context.Context, shard int, conn *pgx.Conn) error {
+		list, err := c.stream(c.n).Marks(ctx, conn)
+		if err != nil {
+			return err
+		}
+		there := map[mark]bool{}
+		for _, k := range list {
+			there[mark{k.Table, k.Chunk}] = true
+		}
+		for _, chunk := range all {
+			if !there[mark{leafKey(chunk), chunk.Number}] {
+				return fmt.Errorf("%w: chunk %d of %s on destination shard %d", errMarksLost, chunk.Number, chunk.Copy.From.Name, shard)
+			}
+		}
+		return c.onStandby(ctx, shard, conn)
+	})
 }
 
 func (c *sourceCopy) readMarks(ctx context.Context) error {
@@ -115,7 +143,10 @@ func (c *sourceCopy) openSnapshot(ctx context.Context) error {
 	}
 	shard := c.Source.Shards[c.n]
 	if c.again {
-		if err := c.slotThere(ctx); err != nil {
+		if err := c.beginWhereLost(ctx); err != nil {
+			return err
+		}
+		if err := c.slotThere(ctx, c.n); err != nil {
 			return err
 		}
 		var err error
@@ -133,6 +164,10 @@ func (c *sourceCopy) openSnapshot(ctx context.Context) error {
 	if c.snap, err = copier.ImportSnapshot(ctx, shard, c.app(), slot.Snapshot); err != nil {
 		return err
 	}
+	if err := c.rememberTimeline(ctx, c.n, slot.Timeline); err != nil {
+		c.snap.Close()
+		return err
+	}
 	err = c.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
 		s := c.stream(c.n)
 		return errors.Join(s.Forget(ctx, conn), s.Begin(ctx, conn, slot.ConsistentPoint))
@@ -143,13 +178,19 @@ func (c *sourceCopy) openSnapshot(ctx context.Context) error {
 	return err
 }
 
-func (c *sourceCopy) slotThere(ctx context.Context) error {
-	return c.source(ctx, c.n, func(conn *pgx.Conn) error {
-		state, err := replicator.InspectSlot(ctx, conn, c.slot(c.n))
-		if err != nil {
-			return err
-		}
-		return state.Check()
+// beginWhereLost gives a shard its first checkpoint again that has failed over to a standby without it: until the copy is
+// done all have the same.
+func (c *sourceCopy) beginWhereLost(ctx context.Context) error {
+	at := make([]pg.LSN, len(c.Destination.Shards))
+	err := c.dests(ctx, func(ctx context.Context, shard int, conn *pgx.Conn) (err error) {
+		at[shard], _, err = c.stream(c.n).Position(ctx, conn)
+		return err
+	})
+	if err != nil || slices.Min(at) != 0 || slices.Max(at) == 0 {
+		return err
+	}
+	return c.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
+		return c.stream(c.n).Begin(ctx, conn, slices.Max(at))
 	})
 }
 

@@ -167,7 +167,10 @@ func (c *cutover) finish(ctx context.Context) error {
 		if err := SetSequences(ctx, conn, set); err != nil {
 			return err
 		}
-		return errors.Join(AddForeignKeys(ctx, conn, c.keys), c.setTriggers(ctx, n, conn, triggers))
+		if err := errors.Join(AddForeignKeys(ctx, conn, c.keys), c.setTriggers(ctx, n, conn, triggers)); err != nil {
+			return err
+		}
+		return c.onStandby(ctx, n, conn) // and with it what was drained, since the sources' log is let go after the switch
 	})
 }
 

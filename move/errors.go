@@ -81,7 +81,7 @@ var ErrNoMove = errors.New("there is no such move")
 
 // ended are the errors after which the source's log can no longer be read to the end: the copy must be made again.
 var ended = []error{replicator.ErrSlotMissing, replicator.ErrSlotLost, replicator.ErrConfirmedAhead, replicator.ErrServerBehind,
-	replicator.ErrOtherSystem, replicator.ErrPublicationMissing}
+	replicator.ErrOtherSystem, replicator.ErrOtherHistory, replicator.ErrPublicationMissing}
 
 const startOver = "`pgreshard cancel --drop-data`, then `pgreshard migrate`; the source serves all along"
 

@@ -81,7 +81,7 @@ var (
 	called   = regexp.MustCompile(`(?i)\b([a-z_]\w*)\s*\(`)
 	harmless = regexp.MustCompile(`(?i)^(coalesce|nullif|greatest|least|lower|upper|abs|mod|cast|and|on|where|in|using|select|from|join|when|then|else|not)$`)
 	selects  = regexp.MustCompile(`(?i)\bselect\b`)
-	named    = regexp.MustCompile(`(?i)(?:\bfrom|\bjoin|,)\s+(?:[a-z_]\w*\.)?([a-z_]\w*)(?:\s+(?:as\s+)?([a-z_]\w*))?`)
+	fromList = regexp.MustCompile(`(?i)(?:\bfrom|\bjoin|,)\s+(?:[a-z_]\w*\.)?([a-z_]\w*)(?:\s+(?:as\s+)?([a-z_]\w*))?`)
 	noAlias  = regexp.MustCompile(`(?i)^(where|on|join|inner|cross|using|and)$`)
 	fromOn   = regexp.MustCompile(`(?is)\bfrom\b.*$`)
 	askedBy  = regexp.MustCompile(`(?i)\b(?:where|and|on)\s+(?:([a-z_]\w*)\.)?([a-z_]\w*)\s*=\s*\$1(?:\s*::\s*[a-z_ ]+?)?\s*(?:$|;|\band\b|\bwhere\b)`)
@@ -99,7 +99,7 @@ func readQuery(sql string) (q queryShape) {
 	}
 	q.simple = true
 	aliases := map[string]string{}
-	for _, n := range named.FindAllStringSubmatch(fromOn.FindString(sql), -1) {
+	for _, n := range fromList.FindAllStringSubmatch(fromOn.FindString(sql), -1) {
 		table := strings.ToLower(n[1])
 		q.tables = append(q.tables, table)
 		aliases[table] = table

@@ -20,6 +20,7 @@ import (
 
 // open lets the destination serve: triggers as the source has them, then the flags. It may be repeated.
 func (m *Move) open(ctx context.Context, inv *inventory) error {
+	m.switchOnStandby(ctx)
 	triggers, err := m.sourceTriggers(ctx, inv)
 	if err != nil {
 		return err
@@ -34,6 +35,16 @@ func (m *Move) open(ctx context.Context, inv *inventory) error {
 		}
 		return err
 	})
+}
+
+// switchOnStandby waits until the record that decides which layout serves is on a standby of the home, before anybody may
+// write to the new one. Both sides refuse writes meanwhile, so it is not waited for longer than a freeze may take.
+func (m *Move) switchOnStandby(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, m.MaxFreeze)
+	defer cancel()
+	if err := m.home(ctx, func(conn *pgx.Conn) error { return m.onStandby(ctx, 0, conn) }); err != nil {
+		m.log.Warn("that the new layout serves is not known to be on a standby of destination shard 0; do not fail it over before it has caught up", "error", err.Error())
+	}
 }
 
 func (m *Move) sourceTriggers(ctx context.Context, inv *inventory) (triggers []Trigger, err error) {

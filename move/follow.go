@@ -57,7 +57,7 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 		}
 		s := sink.NewStream(m.Destination.Shards)
 		s.Checkpoint, s.Source, s.Router, s.Tables, s.Leaves = m.stream(n), m.Source.Shards[n], m.router, tables, leaves
-		s.BatchBytes, s.BatchDelay, s.AppName = m.BatchBytes, m.BatchDelay, m.app()
+		s.BatchBytes, s.BatchDelay, s.AppName, s.Standbys = m.BatchBytes, m.BatchDelay, m.app(), m.Confirm != ConfirmLeader
 		s.Forgive = func(ctx context.Context, t *sink.Table, until pg.LSN) error {
 			return m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
 				return m.stream(n).Resume(ctx, conn, t.Source.String(), checkpoints.Resumed{ForgiveUntil: until})
@@ -121,18 +121,18 @@ func (m *Move) settle(ctx context.Context, source int, t *sink.Table) error {
 
 // run streams until ctx ends or anything fails.
 func (f *follower) run(ctx context.Context) error {
-	start, err := f.lowestCheckpoint(ctx)
+	c, at, err := f.move.slotConfig(ctx, f.source)
 	if err != nil {
 		return err
 	}
 	if err := f.move.samePublication(ctx, f.inv, f.source); err != nil {
 		return err
 	}
-	reader := replicator.New(replicator.Config{Shard: f.move.Source.Shards[f.source], Slot: f.move.slot(f.source),
-		Publication: f.move.slot(f.source), Start: start, QueueBytes: queueBytes})
+	reader := replicator.New(c)
 	f.reader.Store(reader)
 	f.sink.Confirm = reader.Confirm
-	g, ctx := errgroup.WithContext(ctx)
+	whole := ctx
+	g, ctx := errgroup.WithContext(whole)
 	g.Go(func() error { return reader.Run(ctx) })
 	g.Go(func() error {
 		if err := f.sink.Run(ctx, reader.Blocks(), reader.Release); err != nil {
@@ -144,7 +144,7 @@ func (f *follower) run(ctx context.Context) error {
 		return errStreamEnded
 	})
 	g.Go(func() error { return f.watch(ctx) })
-	return g.Wait()
+	return f.move.slotError(whole, f.source, at, g.Wait())
 }
 
 // errStreamEnded ends the replicator when the sink has nothing more to take; the replicator's own error comes first.
@@ -152,19 +152,6 @@ var errStreamEnded = errors.New("the stream ended")
 
 // queueBytes bounds what one source has received and not applied.
 const queueBytes = 16 << 20
-
-func (f *follower) lowestCheckpoint(ctx context.Context) (low pg.LSN, err error) {
-	positions := make([]pg.LSN, len(f.move.Destination.Shards))
-	err = f.move.dests(ctx, func(ctx context.Context, shard int, conn *pgx.Conn) (err error) {
-		positions[shard], err = f.move.stream(f.source).Lock(ctx, conn)
-		return err
-	})
-	low = positions[0]
-	for _, at := range positions {
-		low = min(low, at)
-	}
-	return low, err
-}
 
 // watch asks the source where its log is, so that the lag is known, looks every three seconds for changes the log does
 // not show, and sweeps the outboxes.

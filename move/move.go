@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -46,15 +47,18 @@ type Move struct {
 
 // New makes a Move; nothing is connected or changed before a verb runs.
 func New(c Config, log *slog.Logger) *Move {
-	for i := range c.Source.Shards {
-		c.Source.Shards[i].Side, c.Source.Shards[i].Number = "source", i
-	}
-	for i := range c.Destination.Shards {
-		c.Destination.Shards[i].Side, c.Destination.Shards[i].Number = "destination", i
-	}
+	c.Source.Shards, c.Destination.Shards = named("source", c.Source.Shards), named("destination", c.Destination.Shards)
 	m := &Move{Config: c, log: log, router: sink.Router{Lookups: lookup.New(c.LookupBytes)}, serving: c.Source.Layout}
 	m.verified.State = "none"
 	return m
+}
+
+// named gives a side's shards the names of messages, and each a memory of its nodes.
+func named(side string, shards []pg.Shard) (out []pg.Shard) {
+	for n, s := range shards {
+		out = append(out, pg.Shard{Side: side, Number: n, URL: s.URL, Known: new(pg.Known)})
+	}
+	return out
 }
 
 // Close ends every session.
@@ -82,15 +86,19 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 		return err
 	}
 	return m.whileHeld(ctx, func(ctx context.Context) error {
-		beside, stop := context.WithCancel(ctx)
+		ctx, stop := context.WithCancelCause(ctx)
 		watching := make(chan struct{})
 		go func() {
 			defer close(watching)
-			m.watchNodes(beside)
+			m.watchNodes(ctx, stop)
 		}()
 		err := m.retry(ctx, func(ctx context.Context) error { return m.advance(ctx, o) })
+		var over *BudgetError
+		if errors.As(context.Cause(ctx), &over) {
+			err = m.giveUp(ctx, over)
+		}
 		m.recordFailure(ctx, err)
-		stop()
+		stop(nil)
 		<-watching
 		return err
 	})
@@ -99,6 +107,15 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 // begin makes this process the move's one worker: plan if the move is new, bookkeeping on every node, the lease, and
 // a new epoch everywhere.
 func (m *Move) begin(ctx context.Context) error {
+	err := m.takeUp(ctx)
+	var other *pg.OtherSystemError
+	if errors.As(err, &other) {
+		return fmt.Errorf("%w: %w", ErrChangedConfig, err)
+	}
+	return err
+}
+
+func (m *Move) takeUp(ctx context.Context) error {
 	known, err := m.find(ctx)
 	if known == nil { // or not known because its home cannot be asked: a plan tells why, and all else that is wrong
 		if blocked := m.mayStart(ctx); blocked != nil {
@@ -107,6 +124,8 @@ func (m *Move) begin(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+	} else if err := m.expect(known.Spec); err != nil {
+		return err
 	}
 	if err := m.nodes(ctx, checkpoints.Install); err != nil {
 		return err
@@ -131,7 +150,24 @@ func (m *Move) begin(ctx context.Context) error {
 	}
 	m.resumed = known.State != StateCreated
 	m.setState(known.State)
-	return m.sameSpec(ctx, known.Spec)
+	if err := m.sameSpec(ctx, known.Spec); err != nil {
+		return err
+	}
+	return m.expect(known.Spec)
+}
+
+// expect holds every session from now on to the databases the move was made with.
+func (m *Move) expect(spec json.RawMessage) error {
+	var r recorded
+	if err := json.Unmarshal(spec, &r); err != nil {
+		return err
+	}
+	for i, shard := range slices.Concat(m.Source.Shards, m.Destination.Shards) {
+		if i < len(r.Systems) { // else sameSpec refuses it
+			shard.Known.Expect(r.Systems[i])
+		}
+	}
+	return nil
 }
 
 func (m *Move) find(ctx context.Context) (known *checkpoints.Move, err error) {
@@ -188,6 +224,11 @@ func (m *Move) advance(ctx context.Context, o MigrateOptions) error {
 			done = false
 			if err := p.run(ctx); err != nil {
 				return fmt.Errorf("%s: %w", p.state, err)
+			}
+			if p.state != StateStreaming && p.state != StateSwitched {
+				if err := m.allOnStandbys(ctx); err != nil {
+					return fmt.Errorf("%s: %w", p.state, err)
+				}
 			}
 			if p.next != "" {
 				if err := m.enter(ctx, p.next); err != nil {
@@ -268,7 +309,7 @@ func worthRetrying(err error) bool {
 	}
 	var rewritten *copier.RewrittenError
 	var failed *verify.Failure
-	return pg.Transient(err) || errors.As(err, &rewritten) || errors.Is(err, copier.ErrSnapshotLost) || errors.Is(err, sink.ErrMarked) ||
+	return pg.Transient(err) || errors.As(err, &rewritten) || errors.Is(err, copier.ErrSnapshotLost) || errors.Is(err, sink.ErrMarked) || errors.Is(err, errMarksLost) ||
 		errors.Is(err, replicator.ErrSlotInUse) || errors.Is(err, checkpoints.ErrPositionMoved) || errors.As(err, &failed) && pg.Transient(failed)
 }
 

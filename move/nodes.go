@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,6 +25,7 @@ type node struct {
 type health struct {
 	silent map[node]string     // which do not answer, and why
 	slots  map[int]*slotHealth // by source; nil where the slot is not there
+	disks  map[int]int64       // by source, as first seen: room for log with what the slot kept then; 0 where it cannot be seen
 	stalls map[*stall]struct{} // work that was interrupted and is tried again
 }
 
@@ -32,6 +34,8 @@ type slotHealth struct {
 	confirmed string
 	retained  *int64 // bytes of log it holds back
 	safe      *int64 // bytes the server may still write before the slot is lost
+	limit     *int64 // bytes the server lets a slot hold back
+	budget    int64  // bytes we let it hold back
 }
 
 func (m *Move) allNodes() (all []node) {
@@ -66,14 +70,19 @@ const (
 )
 
 // watchNodes looks at every node once a second, each on a session of its own that no other work holds up, and samples
-// the rates, until ctx ends. It only looks: what is down is waited for by whoever needs it.
-func (m *Move) watchNodes(ctx context.Context) {
+// the rates, until ctx ends. It only looks: what is down is waited for by whoever needs it. But a slot that keeps too
+// much ends the move, through stop.
+func (m *Move) watchNodes(ctx context.Context, stop context.CancelCauseFunc) {
 	var all sync.WaitGroup
 	for _, n := range m.allNodes() {
 		all.Go(func() {
 			var conn *pgx.Conn
+			told := 0
 			for ctx.Err() == nil {
 				conn = m.look(ctx, n, conn)
+				if n.source {
+					m.keepBudget(n.number, &told, stop)
+				}
 				_ = sleep(ctx, lookEvery)
 			}
 			pg.Close(conn)
@@ -94,7 +103,8 @@ func (m *Move) lookAtNodes(ctx context.Context) {
 }
 
 const selectSlotHealth = `select pg_current_wal_insert_lsn()::text, coalesce(confirmed_flush_lsn::text, ''),
-		pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, safe_wal_size
+		pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, safe_wal_size,
+		(select nullif(setting::bigint, -1) << 20 from pg_settings where name = 'max_slot_wal_keep_size')
 	from pg_replication_slots where slot_name = $1 and database = current_database()`
 
 // look asks a node whether it is there, and a source about our slot. It takes a session, nil for none, and gives back
@@ -102,8 +112,8 @@ const selectSlotHealth = `select pg_current_wal_insert_lsn()::text, coalesce(con
 func (m *Move) look(ctx context.Context, n node, conn *pgx.Conn) *pgx.Conn {
 	bounded, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	var err error
-	if conn == nil {
+	_, _, err := pg.FindLeader(bounded, m.shardOf(n), m.app())
+	if err == nil && conn == nil {
 		conn, err = pg.Open(bounded, m.shardOf(n), pg.Reader, m.app())
 	}
 	var slot *slotHealth
@@ -112,7 +122,8 @@ func (m *Move) look(ctx context.Context, n node, conn *pgx.Conn) *pgx.Conn {
 	case err != nil:
 	case n.source:
 		var s slotHealth
-		if err = conn.QueryRow(bounded, selectSlotHealth, m.slot(n.number)).Scan(&end, &s.confirmed, &s.retained, &s.safe); err == nil {
+		if err = conn.QueryRow(bounded, selectSlotHealth, m.slot(n.number)).Scan(&end, &s.confirmed, &s.retained, &s.safe, &s.limit); err == nil {
+			s.budget = m.budgetFor(s.limit, m.diskOf(bounded, n.number, conn, s.retained))
 			slot = &s
 		} else if errors.Is(err, pgx.ErrNoRows) {
 			err = nil
@@ -131,6 +142,7 @@ func (m *Move) look(ctx context.Context, n node, conn *pgx.Conn) *pgx.Conn {
 	delete(m.health.silent, n)
 	if n.source {
 		m.health.slots[n.number] = slot
+		m.rates.slot(time.Now(), n.number, end, slot)
 		if f := m.followerOf(n.number); f != nil && slot != nil {
 			f.behind.asked(end, time.Now())
 		}
@@ -147,7 +159,10 @@ func (m *Move) look(ctx context.Context, n node, conn *pgx.Conn) *pgx.Conn {
 func silence(err error) string {
 	var server *pgconn.PgError
 	var network *net.OpError
+	var leaders *pg.LeadersError
 	switch {
+	case errors.As(err, &leaders):
+		return strings.Join(leaders.Nodes, " and ") + " both say they lead"
 	case errors.As(err, &server):
 		return server.Message
 	case errors.Is(err, context.DeadlineExceeded), pgconn.Timeout(err):

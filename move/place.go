@@ -91,8 +91,11 @@ func (inv *inventory) placing(name pg.Name, dest *pg.Catalog) (*sink.Table, erro
 	return t.sinkTable(root, root, into, nil)
 }
 
-// node is the host and port a shard's address leads to, without asking it.
+// node is the host and port of a shard's leader as last found, else what its address names first. Nobody is asked.
 func (m *Move) node(shard pg.Shard) string {
+	if leader := shard.Known.Leader(); leader != "" {
+		return leader
+	}
 	c, err := pg.Config(shard, pg.Reader, m.app())
 	if err != nil {
 		return ""

@@ -311,6 +311,11 @@ func (m *Move) finishUnique(ctx context.Context, inv *inventory, followers []*fo
 
 // buildIndexes makes what the copy did without, then freezes and analyses every table, shard by shard at once.
 func (m *Move) buildIndexes(ctx context.Context) error {
+	for n := range m.Source.Shards { // or all of it would be in vain
+		if err := m.slotThere(ctx, n); err != nil {
+			return err
+		}
+	}
 	inv, err := m.takeInventory(ctx)
 	if err != nil {
 		return err

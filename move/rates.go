@@ -1,20 +1,26 @@
 package move
 
 import (
+	"cmp"
 	"time"
 
 	"pgreshard/copier"
+	"pgreshard/pg"
 )
 
 // How far back a rate looks, and from how much on it is worth telling.
 const (
 	rateSpan    = 15 * time.Second
+	slotSpan    = time.Minute // a slot lets go of log in leaps
 	rateEnough  = 2 * time.Second
 	sampleEvery = time.Second
 )
 
-// rate is how fast something goes, from samples of the last rateSpan. The zero value has none.
-type rate struct{ samples []sample }
+// rate is how fast something goes, from samples of the last span, rateSpan where it is 0. The zero value has none.
+type rate struct {
+	samples []sample
+	span    time.Duration
+}
 
 type sample struct {
 	at   time.Time
@@ -28,7 +34,7 @@ func (r *rate) add(s sample) {
 		r.samples = nil
 	}
 	r.samples = append(r.samples, s)
-	for s.at.Sub(r.samples[0].at) > rateSpan {
+	for s.at.Sub(r.samples[0].at) > cmp.Or(r.span, rateSpan) {
 		r.samples = r.samples[1:]
 	}
 }
@@ -66,11 +72,22 @@ func (r *rate) eta() *float64 {
 	return &v
 }
 
+// growth is by how much what is left grows in a second, below 0 where it falls; nil while that is not known.
+func (r *rate) growth() *float64 {
+	first, last, ok := r.ends()
+	if !ok {
+		return nil
+	}
+	v := float64(last.left-first.left) / last.at.Sub(first.at).Seconds()
+	return &v
+}
+
 // rates are those of a move; Move.mu guards them.
 type rates struct {
 	tables  map[tableKey]*rate // bytes of a table's file copied
 	sources map[int]*rate      // the same of a whole source
 	streams map[*follower]*rate
+	slots   map[int]*rate // by source: log written, and log the slot keeps
 }
 
 type tableKey struct {
@@ -123,6 +140,21 @@ func (r *rates) streaming(at time.Time, followers []*follower) {
 		now[f].add(s)
 	}
 	r.streams = now
+}
+
+// slot takes a sample of what a source's slot keeps; without a slot it forgets.
+func (r *rates) slot(at time.Time, source int, end pg.LSN, s *slotHealth) {
+	if s == nil || s.retained == nil {
+		delete(r.slots, source)
+		return
+	}
+	if r.slots == nil {
+		r.slots = map[int]*rate{}
+	}
+	if r.slots[source] == nil {
+		r.slots[source] = &rate{span: slotSpan}
+	}
+	r.slots[source].add(sample{at: at, done: int64(end), left: *s.retained})
 }
 
 // copyETA is when the last source will be copied, nil while one has not begun or its rate is not known.

@@ -39,7 +39,7 @@ func TestTheConnectionFileIsPrivateAndRemoved(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for password, inFile := range map[string]bool{"secret": true, "secret ": false, "sec\nret": false} {
-		path, env, err := writeService(dir, "app", `host=h password='`+password+`'`)
+		path, env, err := writeService(dir, "app", `host=h password='`+password+`'`, "", 0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -104,7 +105,11 @@ func (t tool) run(ctx context.Context, shard pg.Shard, args []string) error {
 	if err != nil {
 		return err
 	}
-	service, env, err := writeService(t.dir, t.app, url)
+	host, port, err := pg.FindLeader(ctx, shard, t.app)
+	if err != nil {
+		return err
+	}
+	service, env, err := writeService(t.dir, t.app, url, host, port)
 	if err != nil {
 		return err
 	}
@@ -178,8 +183,9 @@ const toolSettings = " -c default_transaction_read_only=off -c synchronous_commi
 	" -c standard_conforming_strings=on -c array_nulls=on"
 
 // writeService writes a service file that holds the whole connection string, and returns its path and the environment
-// to go with it. What the string leaves open libpq takes from the environment, as everywhere.
-func writeService(dir, app, url string) (path string, env []string, err error) {
+// to go with it. Of several hosts it names the one that leads, if one is given. What the string leaves open libpq takes
+// from the environment, as everywhere.
+func writeService(dir, app, url, host string, port uint16) (path string, env []string, err error) {
 	params, err := parseConninfo(url)
 	if err != nil {
 		return "", nil, err
@@ -187,8 +193,9 @@ func writeService(dir, app, url string) (path string, env []string, err error) {
 	if app != "" {
 		params["application_name"] = app
 	}
-	if strings.Contains(params["host"], ",") && params["target_session_attrs"] == "" {
-		params["target_session_attrs"] = "read-write"
+	if host != "" {
+		params["host"], params["port"], params["target_session_attrs"] = host, strconv.Itoa(int(port)), "read-write"
+		delete(params, "hostaddr")
 	}
 	params["options"] = strings.TrimSpace(params["options"] + toolSettings)
 	env = slices.DeleteFunc(os.Environ(), func(v string) bool {

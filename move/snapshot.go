@@ -7,7 +7,7 @@ func (m *Move) Snapshot() Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := Status{Move: m.Name, State: m.state, Layout: StatusLayout{Serving: m.serving, Next: m.Destination.Layout},
-		Verify: m.verified, Cutover: m.cutover, Waiting: m.waiting(), Copy: m.copyStatus(), Streams: m.streamStatus(), Shards: m.shardStatus(), Lookup: m.lookupStatus()}
+		Verify: m.verified, Cutover: m.cutover, Waiting: m.waiting(), Alarms: m.alarms(), Copy: m.copyStatus(), Streams: m.streamStatus(), Shards: m.shardStatus(), Lookup: m.lookupStatus()}
 	if m.failure != "" {
 		s.Error = &m.failure
 	}
@@ -68,7 +68,8 @@ func (m *Move) streamStatus() (out []StreamStatus) {
 		s := StreamStatus{Source: n}
 		slot := m.health.slots[n]
 		if slot != nil {
-			s.Confirmed, s.Retained, s.SafeWAL = slot.confirmed, slot.retained, slot.safe
+			s.Confirmed, s.Retained, s.SafeWAL, s.Budget = slot.confirmed, slot.retained, slot.safe, &slot.budget
+			s.Growth, s.LossSeconds = m.rates.slots[n].growth(), m.lossSeconds(n, slot)
 		}
 		if f := m.followerOf(n); f != nil {
 			m.describe(f, &s)

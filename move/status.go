@@ -14,7 +14,9 @@ type Status struct {
 	Error  *string      `json:"error"` // what stopped the move, nil while nothing has
 	// Waiting is what keeps the move from going on while it tries again by itself: shards that do not answer, else
 	// interrupted work.
-	Waiting       []string       `json:"waiting"`
+	Waiting []string `json:"waiting"`
+	// Alarms are what wants somebody's eye although the move goes on: a slot that keeps much log.
+	Alarms        []string       `json:"alarms"`
 	SafeToCutOver SafeToCutOver  `json:"safe_to_cut_over"`
 	Copy          []CopyStatus   `json:"copy"`
 	CopyETA       *float64       `json:"copy_eta_seconds"` // until all of them are copied
@@ -66,10 +68,15 @@ type StreamStatus struct {
 	LagSeconds    *float64 `json:"lag_seconds"`
 	RowsPerSecond *float64 `json:"rows_per_second"`
 	ETASeconds    *float64 `json:"eta_seconds"`
-	// Retained is the log the slot holds back and SafeWAL what the server still lets be written before it drops the
-	// slot, in bytes; nil where the server does not say.
-	Retained *int64 `json:"retained_bytes"`
-	SafeWAL  *int64 `json:"safe_wal_size"`
+	// Retained is the log the slot holds back, Growth by how much that grows in a second, and SafeWAL what the server
+	// still lets be written before it drops the slot, in bytes; nil where the server does not say, or it is not known yet.
+	// Budget is what the slot may hold back, and LossSeconds in how long it is lost, to the one or the other, if it goes on
+	// growing; nil where it does not, and where nothing bounds it.
+	Retained    *int64   `json:"retained_bytes"`
+	Growth      *float64 `json:"retained_bytes_per_second"`
+	SafeWAL     *int64   `json:"safe_wal_size"`
+	Budget      *int64   `json:"wal_budget"`
+	LossSeconds *float64 `json:"loss_seconds"`
 }
 
 // ShardStatus is what the stream has done to one destination shard since the worker started.
@@ -130,7 +137,7 @@ type CutoverStatus struct {
 func (s Status) MarshalJSON() ([]byte, error) {
 	type plain Status
 	p := plain(s)
-	p.SafeToCutOver.Because, p.Waiting = filled(p.SafeToCutOver.Because), filled(p.Waiting)
+	p.SafeToCutOver.Because, p.Waiting, p.Alarms = filled(p.SafeToCutOver.Because), filled(p.Waiting), filled(p.Alarms)
 	p.Copy, p.Streams, p.Shards = filled(p.Copy), filled(p.Streams), filled(p.Shards)
 	p.Verify.At = filled(p.Verify.At)
 	return json.Marshal(p)

@@ -18,7 +18,7 @@ func (e *openError) Error() string {
 	}
 	var tried []string
 	for line := range strings.Lines(text) {
-		if line = strings.TrimSpace(line); line != "" && !slices.Contains(tried, line) {
+		if line = strings.Replace(strings.TrimSpace(line), "ValidateConnect failed: ", "", 1); line != "" && !slices.Contains(tried, line) {
 			tried = append(tried, line)
 		}
 	}

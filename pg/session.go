@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,8 +55,8 @@ var settings = map[string]string{
 	"jit":                                 "off",
 }
 
-// Config resolves where a shard is and how a session there is set up; app becomes application_name. Of several hosts
-// the one that accepts writes is taken.
+// Config resolves where a shard is and how a session there is set up; app becomes application_name. Which of several
+// hosts leads only Open finds out.
 func Config(shard Shard, role Role, app string) (*pgx.ConnConfig, error) {
 	url, err := shard.URL()
 	if err != nil {
@@ -69,9 +70,6 @@ func Config(shard Shard, role Role, app string) (*pgx.ConnConfig, error) {
 	c.RuntimeParams["application_name"] = app
 	if role == Writer {
 		c.RuntimeParams["session_replication_role"] = "replica"
-	}
-	if len(c.Fallbacks) > 0 && c.ValidateConnect == nil {
-		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 	}
 	c.AfterConnect = endNoTransaction
 	c.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
@@ -99,11 +97,18 @@ func redacted(err error) error {
 	return err
 }
 
-// Open connects to a shard's primary with every setting that matters pinned.
-func Open(ctx context.Context, shard Shard, role Role, app string) (*pgx.Conn, error) {
+// Open connects to a shard's primary with every setting that matters pinned. Of several hosts the one that leads is
+// taken, and none where two do; what is known of the shard is checked. adjust, if any, has the last word on the rest.
+func Open(ctx context.Context, shard Shard, role Role, app string, adjust ...func(*pgx.ConnConfig)) (*pgx.Conn, error) {
 	c, err := Config(shard, role, app)
 	if err != nil {
 		return nil, err
+	}
+	if c, err = atLeader(ctx, shard, c); err != nil {
+		return nil, err
+	}
+	for _, f := range adjust {
+		f(c)
 	}
 	conn, err := pgx.ConnectConfig(ctx, c)
 	if err != nil {
@@ -117,6 +122,9 @@ func Open(ctx context.Context, shard Shard, role Role, app string) (*pgx.Conn, e
 func OpenReplication(ctx context.Context, shard Shard, app string, notice func(*pgconn.Notice)) (*pgconn.PgConn, error) {
 	c, err := Config(shard, Admin, app)
 	if err != nil {
+		return nil, err
+	}
+	if c, err = atLeader(ctx, shard, c); err != nil {
 		return nil, err
 	}
 	c.RuntimeParams["replication"] = "database"
@@ -146,6 +154,17 @@ func Close(conn *pgx.Conn) {
 // an ended context.
 func Transient(err error) bool {
 	if err == nil || errors.Is(err, context.Canceled) {
+		return false
+	}
+	var other *OtherSystemError
+	var leaders *LeadersError
+	var none *NoLeaderError
+	switch {
+	case errors.As(err, &leaders):
+		return true
+	case errors.As(err, &none):
+		return slices.ContainsFunc(none.Why, Transient)
+	case errors.As(err, &other):
 		return false
 	}
 	var server *pgconn.PgError

@@ -6,11 +6,12 @@ import (
 )
 
 // Shard is how to reach one shard's primary. URL is asked anew at every connect, so that a rotated password or a
-// moved leader needs no restart; it may name several hosts.
+// moved leader needs no restart; it may name several hosts, of which the one that leads is found.
 type Shard struct {
 	Side   string // "source" or "destination", for messages; may be empty
 	Number int
 	URL    func() (string, error)
+	Known  *Known // nil: nothing is expected of its nodes, and nothing remembered
 }
 
 // FixedURL makes a Shard of an address that does not change.

@@ -25,6 +25,8 @@ type Options struct {
 	Settings map[string]string
 	// Durable keeps fsync and full_page_writes on and the files on disk, as a real server has them.
 	Durable bool
+	// Foreign gives the cluster a system identifier of its own; all others are copies of one.
+	Foreign bool
 }
 
 // Cluster is one PostgreSQL server with its own data directory. It listens on 127.0.0.1 and on a unix socket and
@@ -81,7 +83,11 @@ func New(ctx context.Context, o Options) (*Cluster, error) {
 		return nil, err
 	}
 	base := baseDir(o.Durable)
-	data, err := templateData(ctx, in, base)
+	prepare := templateData
+	if o.Foreign {
+		prepare = initialise
+	}
+	data, err := prepare(ctx, in, base)
 	if err != nil {
 		return nil, err
 	}

@@ -68,6 +68,9 @@ func (c *Cluster) NewDatabase(ctx context.Context, name string) (*DB, error) {
 	return db, nil
 }
 
+// Existing is a database that is there already, as on a standby; nothing drops it.
+func (c *Cluster) Existing(name string) *DB { return &DB{Cluster: c, Name: name, addr: c.Addr()} }
+
 // asAdmin runs f on a connection to the maintenance database.
 func (c *Cluster) asAdmin(ctx context.Context, f func(*pgx.Conn) error) error {
 	conn, err := pgx.Connect(ctx, c.URL("postgres"))

@@ -29,6 +29,7 @@ type Slot struct {
 	ConsistentPoint pg.LSN
 	Snapshot        string // for set transaction snapshot
 	SystemID        string // of the cluster it was made on
+	Timeline        int32  // that cluster was on
 
 	conn *pgconn.PgConn
 }
@@ -72,9 +73,7 @@ func createSlot(ctx context.Context, conn *pgconn.PgConn, slot string, temporary
 			return nil, fmt.Errorf("bound the wait: %w", err)
 		}
 	}
-	r, err := pglogrepl.CreateReplicationSlot(ctx, conn, quoted(slot), plugin, pglogrepl.CreateReplicationSlotOptions{
-		Temporary: temporary, SnapshotAction: "EXPORT_SNAPSHOT", Mode: pglogrepl.LogicalReplication,
-	})
+	r, err := create(ctx, conn, slot, temporary)
 	if err != nil {
 		return nil, slotError(slot, err)
 	}
@@ -82,7 +81,19 @@ func createSlot(ctx context.Context, conn *pgconn.PgConn, slot string, temporary
 	if err != nil {
 		return nil, fmt.Errorf("consistent point of replication slot %s: %w", slot, err)
 	}
-	return &Slot{Name: slot, ConsistentPoint: point, Snapshot: r.SnapshotName, SystemID: system.SystemID, conn: conn}, nil
+	return &Slot{Name: slot, ConsistentPoint: point, Snapshot: r.SnapshotName, SystemID: system.SystemID, Timeline: system.Timeline, conn: conn}, nil
+}
+
+// create makes a slot that a standby may take over, where servers know such (17 and later) and it is to last.
+func create(ctx context.Context, conn *pgconn.PgConn, slot string, temporary bool) (pglogrepl.CreateReplicationSlotResult, error) {
+	var major int
+	if _, err := fmt.Sscanf(conn.ParameterStatus("server_version"), "%d", &major); err == nil && major >= 17 && !temporary {
+		const command = "CREATE_REPLICATION_SLOT %s LOGICAL " + plugin + " (SNAPSHOT 'export', FAILOVER true)"
+		return pglogrepl.ParseCreateReplicationSlot(conn.Exec(ctx, fmt.Sprintf(command, quoted(slot))))
+	}
+	return pglogrepl.CreateReplicationSlot(ctx, conn, quoted(slot), plugin, pglogrepl.CreateReplicationSlotOptions{
+		Temporary: temporary, SnapshotAction: "EXPORT_SNAPSHOT", Mode: pglogrepl.LogicalReplication,
+	})
 }
 
 // blocked finds out who kept a slot waiting, although ctx may have ended.

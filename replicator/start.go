@@ -2,6 +2,7 @@ package replicator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -37,30 +38,17 @@ func (s *Stream) connect(ctx context.Context) (*connection, error) {
 
 func (c *connection) start(ctx context.Context) error {
 	config := c.stream.config
-	system, err := pglogrepl.IdentifySystem(ctx, c.conn)
-	if err != nil {
-		return fmt.Errorf("identify the system: %w", err)
-	}
-	if config.SystemID != "" && config.SystemID != system.SystemID {
-		return fmt.Errorf("%w: system identifier %s, expected %s; hint: check the shard's address",
-			ErrOtherSystem, system.SystemID, config.SystemID)
-	}
-	slot, err := inspectSlot(ctx, c.conn, config.Slot)
+	slot, timeline, err := examine(ctx, c.conn, config)
 	if err != nil {
 		return err
 	}
-	if err := slot.Check(); err != nil {
-		return err
+	if slot.ActivePID != 0 {
+		return fmt.Errorf("replication slot %s: %w by %s", config.Slot, ErrSlotInUse, holder(ctx, c.conn, slot.ActivePID))
 	}
-	switch end := pg.LSN(system.XLogPos); {
-	case slot.ActivePID != 0:
-		return fmt.Errorf("replication slot %s: %w by pid %d", config.Slot, ErrSlotInUse, slot.ActivePID)
-	case slot.ConfirmedFlush > config.Start:
-		return fmt.Errorf("%w: replication slot %s is at %s, the checkpoint at %s; hint: cancel the move and start it again",
-			ErrConfirmedAhead, config.Slot, slot.ConfirmedFlush, config.Start)
-	case end < config.Start:
-		return fmt.Errorf("%w: the log ends at %s, the checkpoint is %s; hint: this server has lost what others have; "+
-			"cancel the move and start it again", ErrServerBehind, end, config.Start)
+	if config.Began != nil {
+		if err := config.Began(ctx, timeline); err != nil {
+			return err
+		}
 	}
 	// Until somebody confirms more, the server hears what it knows already.
 	c.sent = slot.ConfirmedFlush
@@ -78,6 +66,65 @@ func (c *connection) start(ctx context.Context) error {
 		return fmt.Errorf("start at %s: %w", config.Start, slotError(config.Slot, err))
 	}
 	return nil
+}
+
+// CheckSlot makes sure that the slot can be streamed from as the configuration says, whoever may be doing so now. The
+// timeline is the one the server is on.
+func CheckSlot(ctx context.Context, config Config) (timeline int32, err error) {
+	conn, err := pg.OpenReplication(ctx, config.Shard, slotApp, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer closeConn(conn)
+	if _, timeline, err = examine(ctx, conn, config); err != nil {
+		return 0, fmt.Errorf("slot of %s: %w", config.Shard, err)
+	}
+	return timeline, nil
+}
+
+// examine makes sure that server and slot are those the position to start from belongs to.
+func examine(ctx context.Context, conn *pgconn.PgConn, config Config) (*SlotState, int32, error) {
+	system, err := pglogrepl.IdentifySystem(ctx, conn)
+	if err != nil {
+		return nil, 0, fmt.Errorf("identify the system: %w", err)
+	}
+	if config.SystemID != "" && config.SystemID != system.SystemID {
+		return nil, 0, fmt.Errorf("%w: system identifier %s, expected %s; hint: check the shard's address",
+			ErrOtherSystem, system.SystemID, config.SystemID)
+	}
+	if err := config.History.goesOn(ctx, conn, system.Timeline); err != nil {
+		return nil, 0, err
+	}
+	slot, err := inspectSlot(ctx, conn, config.Slot)
+	if was := config.History.Timeline; errors.Is(err, ErrSlotMissing) && was != 0 && was != system.Timeline {
+		return nil, 0, fmt.Errorf("%w: the server failed over (timeline %d to %d) to a standby that had not got it; from PostgreSQL 17 on a standby "+
+			"keeps it with sync_replication_slots and hot_standby_feedback", err, was, system.Timeline)
+	}
+	if err == nil {
+		err = slot.Check()
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	switch end := pg.LSN(system.XLogPos); {
+	case slot.ConfirmedFlush > config.Start:
+		return nil, 0, fmt.Errorf("%w: replication slot %s is at %s, the checkpoint at %s: somebody read from the slot, or dropped it and made it again, "+
+			"or what was held was put back to an earlier state", ErrConfirmedAhead, config.Slot, slot.ConfirmedFlush, config.Start)
+	case end < config.Start:
+		return nil, 0, fmt.Errorf("%w: the log ends at %s, the checkpoint is %s: this server has lost what others have", ErrServerBehind, end, config.Start)
+	}
+	return slot, system.Timeline, nil
+}
+
+const holderSQL = `select coalesce(nullif(application_name, ''), '-'), coalesce(usename, '-'), coalesce(host(client_addr), 'this machine') from pg_stat_activity where pid = %d`
+
+// holder says who streams from a slot, as far as the server tells.
+func holder(ctx context.Context, conn *pgconn.PgConn, pid int32) string {
+	rows, err := simpleQuery(ctx, conn, fmt.Sprintf(holderSQL, pid))
+	if err != nil || len(rows) == 0 {
+		return fmt.Sprintf("pid %d", pid)
+	}
+	return fmt.Sprintf("pid %d (%s, role %s, from %s)", pid, rows[0][0], rows[0][1], rows[0][2])
 }
 
 const timeoutSQL = `select setting from pg_settings where name = 'wal_sender_timeout'`

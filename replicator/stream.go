@@ -19,6 +19,10 @@ type Config struct {
 	Start pg.LSN
 	// SystemID is the expected system identifier; empty: any.
 	SystemID string
+	// History is what is held of the source's changes; a server that has not all of it is not streamed from.
+	History History
+	// Began, where set, is told the timeline the server is on before anything is streamed from it.
+	Began func(ctx context.Context, timeline int32) error
 	// QueueBytes bounds what is received and not yet released; 16 MB where 0.
 	QueueBytes int
 	// StatusInterval is how often the server hears of us at least; where 0, a third of its wal_sender_timeout and at

@@ -44,11 +44,14 @@ type applier struct {
 	pending *op // last boundary executed and not committed: nothing but ops of its transactions is open
 	last    time.Time
 
-	rehomed  int64             // images left by mapping changes of the open source transaction
-	prepared map[string]string // SQL to statement name on this connection
-	nextName int
-	durable  atomic.Uint64 // at, for others to read
-	ahead    pg.LSN        // checkpoint at start
+	rehomed    int64             // images left by mapping changes of the open source transaction
+	prepared   map[string]string // SQL to statement name on this connection
+	nextName   int
+	durable    atomic.Uint64 // at, for others to read
+	flushed    atomic.Uint64 // the checkpoint one of its standbys has flushed
+	replicated atomic.Bool   // it has standbys
+	secured    *secured
+	ahead      pg.LSN // checkpoint at start
 }
 
 // run applies until the queue is closed or anything fails; what is not committed then is rolled back by the server.

@@ -45,7 +45,9 @@ type Stream struct {
 	// exactly what was committed before. 0: it goes on.
 	StopAt pg.LSN
 	// Confirm is told the position every shard has committed, whenever it grew.
-	Confirm    func(pg.LSN)
+	Confirm func(pg.LSN)
+	// Standbys has Confirm told, where a shard has streaming standbys, only what one of them has flushed too.
+	Standbys   bool
 	BatchBytes int // most that one destination transaction gathers; 0: 4 MB
 	// BatchDelay is the longest a shard goes on gathering changes that come without a pause; 0: 50 ms.
 	BatchDelay time.Duration
@@ -104,6 +106,7 @@ func (s *Stream) Run(ctx context.Context, blocks <-chan *pg.Block, release func(
 	s.forgetFuture()
 	err := s.connect(ctx)
 	if err == nil {
+		s.applied.Store(s.lowest()) // a shard that failed over may have less than the run before had seen
 		s.committed()
 		err = s.apply(ctx, blocks, release)
 	}
@@ -132,6 +135,9 @@ func (s *Stream) forgetFuture() {
 func (s *Stream) apply(ctx context.Context, blocks <-chan *pg.Block, release func(*pg.Block)) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, a := range s.appliers {
+		if s.Standbys {
+			g.Go(func() error { return a.secured.watch(ctx) })
+		}
 		g.Go(func() error {
 			if err := a.run(ctx); err != nil {
 				return fmt.Errorf("apply source %d to %s: %w", s.Checkpoint.Source, a.shard, err)
@@ -186,6 +192,12 @@ func (s *Stream) connect(ctx context.Context) error {
 		}
 		a.durable.Store(uint64(a.at))
 		a.ahead = a.at
+		a.secured = &secured{shard: a}
+		if s.Standbys { // before anything is confirmed
+			if err := a.secured.ask(ctx, conn); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -199,11 +211,20 @@ func (s *Stream) disconnect() {
 	}
 }
 
-// committed is called by every applier after a commit.
-func (s *Stream) committed() {
+// lowest is the checkpoint every shard has committed.
+func (s *Stream) lowest() uint64 {
 	low := ^uint64(0)
 	for _, a := range s.appliers {
 		low = min(low, a.durable.Load())
+	}
+	return low
+}
+
+// committed is called by every applier after a commit, and when a standby has got further.
+func (s *Stream) committed() {
+	low, safe := s.lowest(), ^uint64(0)
+	for _, a := range s.appliers {
+		safe = min(safe, a.safe())
 	}
 	for {
 		was := s.applied.Load()
@@ -216,6 +237,6 @@ func (s *Stream) committed() {
 		}
 	}
 	if s.Confirm != nil {
-		s.Confirm(pg.LSN(low))
+		s.Confirm(pg.LSN(safe))
 	}
 }

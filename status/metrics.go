@@ -23,6 +23,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	out <- gauge(layoutDesc, float64(s.Layout.Serving))
 	out <- gauge(safeDesc, truth(s.SafeToCutOver.OK))
 	out <- gauge(waitingDesc, truth(len(s.Waiting) > 0))
+	out <- gauge(alarmDesc, float64(len(s.Alarms)))
 	optional(out, copyETADesc, s.CopyETA)
 	collectCopy(out, s.Copy)
 	collectStreams(out, s.Streams)
@@ -59,6 +60,10 @@ var (
 	lagSecondsDesc = desc("stream_lag_seconds", "Age of the oldest change that not every shard holds.", "source")
 	rateDesc       = desc("stream_rows_per_second", "Rows written to all shards, over the last seconds.", "source")
 	retainedDesc   = desc("slot_retained_bytes", "Log the slot holds back on the source.", "source")
+	growthDesc     = desc("slot_retained_bytes_per_second", "By how much what the slot holds back grows.", "source")
+	budgetDesc     = desc("slot_wal_budget_bytes", "Log the slot may hold back before it is dropped, or told of.", "source")
+	lossDesc       = desc("slot_loss_seconds", "In how long the slot is lost if what it holds back goes on growing.", "source")
+	alarmDesc      = desc("alarms", "What wants somebody's eye although the move goes on.")
 	safeWALDesc    = desc("slot_safe_wal_size_bytes", "Log the source may write before the slot is lost.", "source")
 
 	appliedDesc      = desc("applied_rows_total", "Rows applied by the stream.", "shard", "op")
@@ -96,7 +101,10 @@ func collectStreams(out chan<- prometheus.Metric, list []move.StreamStatus) {
 		optional(out, lagSecondsDesc, s.LagSeconds, source)
 		optional(out, rateDesc, s.RowsPerSecond, source)
 		optional(out, retainedDesc, s.Retained, source)
+		optional(out, growthDesc, s.Growth, source)
 		optional(out, safeWALDesc, s.SafeWAL, source)
+		optional(out, budgetDesc, s.Budget, source)
+		optional(out, lossDesc, s.LossSeconds, source)
 	}
 }
 

@@ -52,14 +52,15 @@ th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px soli
 <p>{{if eq .Layout.Serving .Layout.Next}}Layout {{.Layout.Next}} serves, the one the move led to.{{else}}Layout {{.Layout.Serving}} serves; the move leads to layout {{.Layout.Next}}.{{end}}</p>
 {{with .Error}}<p class="error">{{.}}</p>{{end}}
 {{range .Waiting}}<p class="error">{{.}}</p>
+{{end}}{{range .Alarms}}<p class="error">{{.}}</p>
 {{end}}<p>Safe to cut over: {{if .SafeToCutOver.OK}}yes{{else}}no, because {{join .SafeToCutOver.Because}}{{end}}.</p>
 {{with .Cutover.FreezeSeconds}}<p>Writes were refused for {{seconds .}} s.</p>{{end}}
 {{with .CopyETA}}<p>Copied in about {{whole .}} s.</p>{{end}}
 {{if .Copy}}<table><caption>Copy</caption><tr><th>source<th>table<th>state<th>rows<th>done<th>seconds left</tr>
 {{range .Copy}}<tr><td>{{.Source}}<td>{{.Table}}<td>{{.State}}<td>{{.Rows}}<td>{{percent .}} %<td>{{with .ETASeconds}}{{whole .}}{{end}}</tr>
 {{end}}</table>{{end}}
-{{if .Streams}}<table><caption>Streams</caption><tr><th>source<th>applied<th>bytes behind<th>seconds behind<th>rows/s<th>seconds to catch up<th>bytes the slot keeps</tr>
-{{range .Streams}}<tr><td>{{.Source}}<td>{{.Applied}}<td>{{with .LagBytes}}{{.}}{{else}}not measured{{end}}<td>{{with .LagSeconds}}{{seconds .}}{{else}}not measured{{end}}<td>{{with .RowsPerSecond}}{{whole .}}{{else}}not measured{{end}}<td>{{with .ETASeconds}}{{whole .}}{{end}}<td>{{with .Retained}}{{.}}{{end}}</tr>
+{{if .Streams}}<table><caption>Streams</caption><tr><th>source<th>applied<th>bytes behind<th>seconds behind<th>rows/s<th>seconds to catch up<th>bytes the slot keeps<th>of<th>seconds until it is lost</tr>
+{{range .Streams}}<tr><td>{{.Source}}<td>{{.Applied}}<td>{{with .LagBytes}}{{.}}{{else}}not measured{{end}}<td>{{with .LagSeconds}}{{seconds .}}{{else}}not measured{{end}}<td>{{with .RowsPerSecond}}{{whole .}}{{else}}not measured{{end}}<td>{{with .ETASeconds}}{{whole .}}{{end}}<td>{{with .Retained}}{{.}}{{end}}<td>{{with .Budget}}{{.}}{{end}}<td>{{with .LossSeconds}}{{whole .}}{{end}}</tr>
 {{end}}</table>{{end}}
 {{if .Shards}}<table><caption>Shards</caption><tr><th>shard<th>node<th>inserted<th>updated<th>deleted</tr>
 {{range .Shards}}<tr><td>{{.Shard}}<td>{{.Node}}<td>{{.Rows.Inserted}}<td>{{.Rows.Updated}}<td>{{.Rows.Deleted}}</tr>

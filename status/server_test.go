@@ -25,7 +25,7 @@ func streaming() move.Status {
 		SafeToCutOver: move.SafeToCutOver{Because: []string{"stream of source 0 is 14 MB behind"}},
 		Copy:          []move.CopyStatus{{Table: "public.orders", Rows: 120000, Bytes: 9000000, BytesTotal: 18000000, State: "copying"}},
 		Streams: []move.StreamStatus{
-			{Received: "0/5A3", Applied: "0/5A0", Confirmed: "0/5A0", LagBytes: &lag, LagSeconds: &seconds, RowsPerSecond: &rate, ETASeconds: &eta, Retained: &lag},
+			{Received: "0/5A3", Applied: "0/5A0", Confirmed: "0/5A0", LagBytes: &lag, LagSeconds: &seconds, RowsPerSecond: &rate, ETASeconds: &eta, Retained: &lag, Growth: &rate, Budget: &lag, LossSeconds: &eta},
 			{Source: 1, Received: "0/0", Applied: "0/0", Confirmed: "0/0"},
 		},
 		Shards: []move.ShardStatus{{
@@ -96,7 +96,7 @@ func missing(want, got any, path string) []string {
 func TestAnEmptyStatusHasListsAndNoNull(t *testing.T) {
 	t.Parallel()
 	_, body, _ := ask(t, New(Config{Snapshot: func() move.Status { return move.Status{} }}), "/status")
-	for _, part := range []string{`"because":[]`, `"waiting":[]`, `"copy":[]`, `"streams":[]`, `"shards":[]`, `"at":[]`} {
+	for _, part := range []string{`"because":[]`, `"waiting":[]`, `"alarms":[]`, `"copy":[]`, `"streams":[]`, `"shards":[]`, `"at":[]`} {
 		if !strings.Contains(body, part) {
 			t.Errorf("no %s in %s", part, body)
 		}
@@ -115,7 +115,8 @@ func TestMetricsLeaveOutWhatWasNotMeasured(t *testing.T) {
 		`pgreshard_stream_lag_bytes{source="0"} 1.4e+07`, `pgreshard_stream_lag_seconds{source="0"} 3.25`,
 		`pgreshard_applied_rows_total{op="delete",shard="0"} 3`, `pgreshard_applied_transactions_total{shard="0"} 5`,
 		`pgreshard_batch_size_rows_sum{shard="0"} 6`, `pgreshard_batch_size_rows_count{shard="0"} 2`,
-		`pgreshard_stream_rows_per_second{source="0"} 41000`, `pgreshard_slot_retained_bytes{source="0"} 1.4e+07`, `pgreshard_waiting 0`,
+		`pgreshard_stream_rows_per_second{source="0"} 41000`, `pgreshard_slot_retained_bytes{source="0"} 1.4e+07`,
+		`pgreshard_slot_retained_bytes_per_second{source="0"} 41000`, `pgreshard_slot_wal_budget_bytes{source="0"} 1.4e+07`, `pgreshard_slot_loss_seconds{source="0"} 6`, `pgreshard_alarms 0`, `pgreshard_waiting 0`,
 		`pgreshard_apply_duration_seconds_sum{shard="0"} 0.5`, `pgreshard_zero_row_changes_total{shard="0"} 4`,
 		`pgreshard_lookup_cache_hits_total 1`, `pgreshard_lookup_queries_total 2`, `pgreshard_lookup_query_duration_seconds_sum 0.25`,
 		`pgreshard_verify_differences 0`, `pgreshard_freeze_seconds 0.0421`,

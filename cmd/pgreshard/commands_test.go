@@ -139,11 +139,10 @@ func TestASettingThatIsNotBuiltIsRefused(t *testing.T) {
 		}
 	}
 	for key, set := range map[string]func(*Config){
-		"stream.confirm": func(c *Config) { c.Stream.Confirm = "leader" },
-		"replicas":       func(c *Config) { c.Destination.Shards = []shardSection{{Replicas: []address{"postgres://h/d"}}} },
-		"hooks":          func(c *Config) { c.Hooks.Timeout = 31 * second },
-		"nats":           func(c *Config) { c.NATS.StoreDir = "/var/lib/nats" },
-		"cdc":            func(c *Config) { c.CDC.Snapshot = false },
+		"replicas": func(c *Config) { c.Destination.Shards = []shardSection{{Replicas: []address{"postgres://h/d"}}} },
+		"hooks":    func(c *Config) { c.Hooks.Timeout = 31 * second },
+		"nats":     func(c *Config) { c.NATS.StoreDir = "/var/lib/nats" },
+		"cdc":      func(c *Config) { c.CDC.Snapshot = false },
 	} {
 		c := defaults()
 		c.Cutover.Reverse = false

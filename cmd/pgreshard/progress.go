@@ -65,6 +65,9 @@ func progressLine(s move.Status) string {
 	for _, what := range s.Waiting {
 		parts = append(parts, "waits: "+redact(what))
 	}
+	for _, what := range s.Alarms {
+		parts = append(parts, "alarm: "+what)
+	}
 	return strings.Join(parts, ": ")
 }
 
@@ -74,6 +77,9 @@ func progressLines(s move.Status) []string {
 	lines := []string{stateLine(s)}
 	for _, what := range s.Waiting {
 		lines = append(lines, "waits: "+redact(what))
+	}
+	for _, what := range s.Alarms {
+		lines = append(lines, "alarm: "+what)
 	}
 	if s.State == "copying" {
 		total := sumCopy(s.Copy)

@@ -47,7 +47,8 @@ func (c *Config) typed() (move.Config, error) {
 		LookupAttempts: c.General.LookupAttempts,
 
 		CopyWorkers: c.Copy.Workers, CopySources: c.Copy.Sources, CopyFormat: copier.Format(c.Copy.Format),
-		BatchBytes: int(c.Stream.BatchBytes), BatchDelay: time.Duration(c.Stream.BatchDelay), OnDDL: c.Stream.OnDDL,
+		BatchBytes: int(c.Stream.BatchBytes), BatchDelay: time.Duration(c.Stream.BatchDelay), OnDDL: c.Stream.OnDDL, Confirm: c.Stream.Confirm,
+		WALBudget: int64(c.Stream.WALBudget), OnWALBudget: c.Stream.OnWALBudget,
 
 		MaxFreeze:   time.Duration(c.Cutover.MaxFreeze),
 		LockTimeout: time.Duration(c.Cutover.LockTimeout),

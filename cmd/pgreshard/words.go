@@ -20,6 +20,9 @@ func writeStatus(w io.Writer, s move.Status) error {
 	for _, what := range s.Waiting {
 		fmt.Fprintf(&b, "waits:  %s\n", redact(what))
 	}
+	for _, what := range s.Alarms {
+		fmt.Fprintf(&b, "alarm:  %s\n", what)
+	}
 	if s.Worker != "" {
 		fmt.Fprintf(&b, "worker: %s\n", s.Worker)
 	}
@@ -220,6 +223,12 @@ func streamWords(t move.StreamStatus) string {
 // slotWords says what a slot costs its source.
 func slotWords(t move.StreamStatus) string {
 	text := "keeps " + bytesWords(*t.Retained) + " of log"
+	if t.Budget != nil {
+		text += " of the " + bytesWords(*t.Budget) + " it may"
+	}
+	if t.Growth != nil && *t.Growth >= 1 {
+		text += ", " + bytesWords(int64(*t.Growth)) + "/s more"
+	}
 	if t.SafeWAL != nil {
 		text += ", and is lost once " + bytesWords(*t.SafeWAL) + " more are written"
 	}
