@@ -98,6 +98,9 @@ func (w *Workload) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
+// Pace is the Rate from the next Run on.
+func (w *Workload) Pace(rate float64) { w.o.Rate = rate }
+
 // Stats adds up what all writers have seen so far.
 func (w *Workload) Stats() Stats {
 	var sum Stats
