@@ -122,12 +122,13 @@ func (h *hand) exec(ctx context.Context, sql string, writes int) error {
 	return nil
 }
 
-// pause is between two transactions of a writer: a stream that has to search for rows must keep up with them.
+// pause is between two transactions of a writer: a stream that has to search for rows must keep up with them. Every so
+// many writes it grows by as much again, for machines on which the stream does not.
 const pause = 20 * time.Millisecond
 
 // run writes until the layout it knows serves no more, or ctx ends.
 func (h *hand) run(ctx context.Context, switched func() bool) error {
-	for ; ctx.Err() == nil; time.Sleep(time.Duration(h.Int64N(int64(2 * pause)))) {
+	for ; ctx.Err() == nil; time.Sleep(time.Duration(h.Int64N(int64(2*pause))) * time.Duration(1+h.writes.Load()/2500)) {
 		err := h.transaction(ctx)
 		var refused *pgconn.PgError
 		switch {
