@@ -49,7 +49,7 @@ property: setup         ## random tables and transactions through whole moves, S
 	$(WITH_GO) PROPERTY_SEEDS=$(SEEDS) go test -v -count 1 -timeout 180m -run '^TestRandomSchemasArriveWhole$$' $(TEST_FLAGS) ./move
 
 leaders: setup          ## random changes of a shard's leader, LEADERS times 300 of them
-	$(WITH_GO) LEADER_SEEDS=$(LEADERS) go test -v -count 1 -timeout 60m -run '^TestNothingIsWrittenWhereTheShardDoesNotLead$$' $(TEST_FLAGS) ./pg
+	$(WITH_GO) LEADER_SEEDS=$(LEADERS) go test -v -count 1 -timeout 60m -run '^TestNothingIsOpenedWhereTheShardDoesNotLead$$' $(TEST_FLAGS) ./pg
 
 race: setup             ## the tests under the race detector (needs a C compiler)
 	$(WITH_GO) CGO_ENABLED=1 go test -race -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)

@@ -93,6 +93,8 @@ func Hint(err error) string {
 	switch {
 	case errors.Is(err, ErrNoMove):
 		return "`pgreshard migrate` makes it; else [move] name or the first destination shard's URL is not what it was made with"
+	case errors.Is(err, replicator.ErrSlotLost):
+		return "raise max_slot_wal_keep_size on the source, then start over: " + startOver
 	case slices.ContainsFunc(ended, func(e error) bool { return errors.Is(err, e) }):
 		return "changes may be lost, so the move must be started over: " + startOver
 	case errors.Is(err, replicator.ErrSlotForeign):

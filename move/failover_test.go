@@ -177,6 +177,11 @@ func TestAShardWithTwoLeadersIsNotWritten(t *testing.T) {
 	source, p := pgtest.Shared(t).Database(t), newPair(t, "", nil, nil)
 	source.Exec(t, failoverSchema)
 	s := smallMoveOf(t, source, []*pgtest.DB{p.db}, "id")
+	p.db.Exec(t, `create role mover login`)
+	s.config.Destination.Shards[0] = pg.FixedURL(0, strings.Replace(p.db.URL(), "postgres@", "mover@", 1))
+	if problems := s.problems(); !containing(problems, `role mover does not see what its standbys have; grant pg_monitor to "mover"`) {
+		t.Errorf("the plan says %v", problems)
+	}
 	s.config.Destination.Shards[0] = p.shard(0)
 	worker, goOn, ended := s.holding()
 	source.Exec(t, `update items set note = 'before' where id % 3 = 0`)

@@ -43,8 +43,15 @@ func (p *planner) checkSource(ctx context.Context, where string, n int, conn *pg
 	} else {
 		_ = replication.Close(ctx)
 	}
+	var ahead bool
+	if err := conn.QueryRow(ctx, selectAhead).Scan(&ahead); err == nil && ahead {
+		p.note("%s has standbys and no synchronized_standby_slots: after a fail-over the shards may have changes its new leader never had, and the move must be started over", where)
+	}
 	p.checkServing(ctx, where, conn)
 }
+
+// From 17 on a server can keep from us what its standbys lack.
+const selectAhead = `select n > 0 and coalesce(current_setting('synchronized_standby_slots', true) = '', false) from ` + pg.StandbysSQL
 
 // checkServing compares the configuration with the layout that is recorded there from an earlier move.
 func (p *planner) checkServing(ctx context.Context, where string, conn *pgx.Conn) {
@@ -88,6 +95,9 @@ func (p *planner) checkDestination(ctx context.Context, where string, n int, con
 	if encoding := conn.PgConn().ParameterStatus("server_encoding"); encoding != "UTF8" {
 		p.problem(where, "its encoding is "+encoding+": text keys are hashed in UTF8 only", "make the destination databases with encoding UTF8")
 	}
+	if p.Confirm != ConfirmLeader {
+		p.checkStandbys(ctx, where, conn)
+	}
 	if !p.CreateSchema || !p.fresh {
 		return
 	}
@@ -99,6 +109,17 @@ func (p *planner) checkDestination(ctx context.Context, where string, n int, con
 	if taken := p.takenNames(catalog); len(taken) > 0 {
 		p.problem(where, existAlready(taken), "if nothing needs them (a cancel without --drop-data leaves them): "+dropTables(taken)+
 			"; if they are meant to be filled: [schema] create = false")
+	}
+}
+
+// checkStandbys looks whether what a shard's standbys have can be asked.
+func (p *planner) checkStandbys(ctx context.Context, where string, conn *pgx.Conn) {
+	var unseen int
+	if err := conn.QueryRow(ctx, `select unseen from `+pg.StandbysSQL).Scan(&unseen); err != nil {
+		p.problem(where, "its standbys cannot be read: "+err.Error(), "")
+	} else if unseen > 0 {
+		user := conn.Config().User
+		p.problem(where, "role "+user+" does not see what its standbys have", "grant pg_monitor to "+ident(user)+", or do not wait for them: [stream] confirm = \"leader\"")
 	}
 }
 

@@ -60,7 +60,9 @@ func (m *Move) slotError(ctx context.Context, source int, at []pg.LSN, err error
 			return over
 		}
 	}
-	if low, high := slices.Min(at), slices.Max(at); errors.Is(err, replicator.ErrConfirmedAhead) && low < high {
+	// Confirmed was once what every shard had: one that is below it while another is not has gone back.
+	var ahead *replicator.AheadError
+	if low, high := slices.Min(at), slices.Max(at); errors.As(err, &ahead) && high >= ahead.Confirmed {
 		return fmt.Errorf("destination shard %d is at %s and another at %s, so it has lost what it had, as by a fail-over to a standby that lagged: %w",
 			slices.Index(at, low), low, high, err)
 	}

@@ -93,9 +93,14 @@ func (s *shard) leaders() (names []string) {
 	return names
 }
 
-func TestTheNodeThatLeadsIsFoundAndNoOtherIsOpened(t *testing.T) {
+func TestNothingIsOpenedWhereTheShardDoesNotLead(t *testing.T) {
 	t.Parallel()
 	s := newShard(t)
+	t.Run("table", func(t *testing.T) { opened(t, s) })
+	t.Run("random", func(t *testing.T) { written(t, s) })
+}
+
+func opened(t *testing.T, s *shard) {
 	for _, c := range []struct {
 		name    string
 		behind  []string
@@ -144,13 +149,11 @@ func TestTheNodeThatLeadsIsFoundAndNoOtherIsOpened(t *testing.T) {
 	}
 }
 
-// However the leader changes, nothing is written to a node that does not lead, or while two do: each row carries the
+// written: however the leader changes, nothing is written to a node that does not lead, or while two do: each row carries the
 // number of the change it was written after, and is at the end on the server that led alone then. Sessions stay open over
 // the changes, as a worker's do, and every change is looked at, as a worker does each second.
-func TestNothingIsWrittenWhereTheShardDoesNotLead(t *testing.T) {
-	t.Parallel()
-	s := newShard(t)
-	seeds, changes := 1, 100
+func written(t *testing.T, s *shard) {
+	seeds, changes := 1, 40
 	if n, err := strconv.Atoi(os.Getenv("LEADER_SEEDS")); err == nil { // make leaders
 		seeds, changes = n, 300
 	}

@@ -120,7 +120,7 @@ func (c *connection) explain(ctx context.Context, err error) error {
 	case c.warned != nil:
 		err = c.warned
 	case pg.Code(err) == "42704":
-		err = fmt.Errorf("%w (%w); hint: cancel the move and start it again", ErrPublicationMissing, err)
+		err = fmt.Errorf("%w (%w)", ErrPublicationMissing, err)
 	case pg.Code(err) == "55000", pg.Code(err) == "58P01":
 		err = slotError(c.stream.config.Slot, err)
 	}

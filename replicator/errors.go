@@ -36,6 +36,19 @@ var (
 	ErrPublicationExists = errors.New("a publication of this name exists already")
 )
 
+// AheadError is ErrConfirmedAhead with both positions.
+type AheadError struct {
+	Slot             string
+	Confirmed, Start pg.LSN
+}
+
+func (e *AheadError) Error() string {
+	return fmt.Sprintf("%v: replication slot %s is at %s, the checkpoint at %s: somebody read from the slot, or dropped it and made it again, "+
+		"or what was held was put back to an earlier state", ErrConfirmedAhead, e.Slot, e.Confirmed, e.Start)
+}
+
+func (e *AheadError) Unwrap() error { return ErrConfirmedAhead }
+
 // Blocker is a transaction a new slot has to wait for.
 type Blocker struct {
 	PID      int32  // 0 for a prepared transaction

@@ -32,8 +32,7 @@ func (s *SlotState) Check() error {
 	case s.foreign():
 		return fmt.Errorf("replication slot %s: %w: it belongs to plugin %q and database %q", s.Name, ErrSlotForeign, s.Plugin, s.Database)
 	case s.WALStatus == "lost" || s.Invalid != "" || s.Restart == 0:
-		return fmt.Errorf("replication slot %s: %w (wal_status %q, reason %q); hint: cancel the move and start it again; "+
-			"raise max_slot_wal_keep_size first", s.Name, ErrSlotLost, s.WALStatus, s.Invalid)
+		return fmt.Errorf("replication slot %s: %w (wal_status %q, reason %q)", s.Name, ErrSlotLost, s.WALStatus, s.Invalid)
 	}
 	return nil
 }

@@ -108,8 +108,7 @@ func examine(ctx context.Context, conn *pgconn.PgConn, config Config) (*SlotStat
 	}
 	switch end := pg.LSN(system.XLogPos); {
 	case slot.ConfirmedFlush > config.Start:
-		return nil, 0, fmt.Errorf("%w: replication slot %s is at %s, the checkpoint at %s: somebody read from the slot, or dropped it and made it again, "+
-			"or what was held was put back to an earlier state", ErrConfirmedAhead, config.Slot, slot.ConfirmedFlush, config.Start)
+		return nil, 0, &AheadError{Slot: config.Slot, Confirmed: slot.ConfirmedFlush, Start: config.Start}
 	case end < config.Start:
 		return nil, 0, fmt.Errorf("%w: the log ends at %s, the checkpoint is %s: this server has lost what others have", ErrServerBehind, end, config.Start)
 	}
@@ -153,7 +152,7 @@ func (c *connection) statusInterval(ctx context.Context) (time.Duration, error) 
 func (c *connection) notice(n *pgconn.Notice) {
 	warning := n.SeverityUnlocalized == "WARNING" || n.Severity == "WARNING"
 	if warning && (n.Code == "55000" || strings.Contains(n.Message, "skipped loading publication")) {
-		c.warned = fmt.Errorf("%w: the server warns: %s; hint: cancel the move and start it again", ErrPublicationMissing, n.Message)
+		c.warned = fmt.Errorf("%w: the server warns: %s", ErrPublicationMissing, n.Message)
 	}
 }
 
