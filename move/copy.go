@@ -119,10 +119,7 @@ func (c *sourceCopy) openSnapshot(ctx context.Context) error {
 		c.snap, err = copier.NewSnapshot(ctx, shard, c.app())
 		return err
 	}
-	if err := c.source(ctx, c.n, func(conn *pgx.Conn) error { return replicator.DropSlot(ctx, conn, c.slot(c.n)) }); err != nil {
-		return err
-	}
-	slot, err := replicator.CreateSlot(ctx, shard, c.slot(c.n), false)
+	slot, err := c.makeSlot(ctx, shard)
 	if err != nil {
 		return err
 	}
@@ -138,6 +135,25 @@ func (c *sourceCopy) openSnapshot(ctx context.Context) error {
 		c.snap.Close()
 	}
 	return err
+}
+
+// makeSlot makes the slot anew: no row was copied under an earlier run's. That it is made is recorded first.
+func (c *sourceCopy) makeSlot(ctx context.Context, shard pg.Shard) (*replicator.Slot, error) {
+	if err := c.source(ctx, c.n, func(conn *pgx.Conn) error { return c.dropSlot(ctx, c.n, conn) }); err != nil {
+		return nil, err
+	}
+	if err := c.rememberSlot(ctx, true); err != nil {
+		return nil, err
+	}
+	slot, err := replicator.CreateSlot(ctx, shard, c.slot(c.n), false)
+	if errors.Is(err, replicator.ErrSlotExists) {
+		return nil, errors.Join(err, c.rememberSlot(ctx, false))
+	}
+	return slot, err
+}
+
+func (c *sourceCopy) rememberSlot(ctx context.Context, ours bool) error {
+	return c.home(ctx, func(conn *pgx.Conn) error { return c.book.SetDetail(ctx, conn, slotKey(c.n), ours) })
 }
 
 func (c *sourceCopy) slotThere(ctx context.Context) error {

@@ -108,10 +108,13 @@ func (m *Move) begin(ctx context.Context) error {
 			return err
 		}
 	}
+	if known != nil && known.State == StateCancelled {
+		return ErrCancelled
+	}
 	if err := m.nodes(ctx, checkpoints.Install); err != nil {
 		return err
 	}
-	if err := m.takeOver(ctx); err != nil {
+	if err := m.takeOver(ctx, m.allNodes()); err != nil {
 		return err
 	}
 	if known == nil {
