@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sync/errgroup"
@@ -94,22 +95,27 @@ func (c *sourceCopy) run(ctx context.Context) error {
 
 func (c *sourceCopy) readMarks(ctx context.Context) error {
 	c.marks = make([]map[mark]uint32, len(c.Destination.Shards))
-	return c.dests(ctx, func(ctx context.Context, shard int, conn *pgx.Conn) error {
+	resumed := make([]bool, len(c.marks))
+	err := c.dests(ctx, func(ctx context.Context, shard int, conn *pgx.Conn) error {
 		list, err := c.stream(c.n).Marks(ctx, conn)
 		c.marks[shard] = map[mark]uint32{}
 		for _, k := range list {
 			c.marks[shard][mark{k.Table, k.Chunk}] = k.Filenode
 		}
+		if err != nil {
+			return err
+		}
+		tables, err := c.stream(c.n).ResumedTables(ctx, conn) // all of its marks may be void
+		resumed[shard] = len(list) > 0 || len(tables) > 0
 		return err
 	})
+	c.again = slices.Contains(resumed, true)
+	return err
 }
 
 // openSnapshot makes the slot and reads under its snapshot; where an earlier run has copied something, the slot is
 // that run's, and the rest is read under a new snapshot.
 func (c *sourceCopy) openSnapshot(ctx context.Context) error {
-	for _, marks := range c.marks {
-		c.again = c.again || len(marks) > 0
-	}
 	shard := c.Source.Shards[c.n]
 	if c.again {
 		if err := c.slotThere(ctx); err != nil {
