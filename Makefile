@@ -16,7 +16,7 @@ PARALLEL    ?= 2
 # bench: copy, catchup or all. Its sizes are in docs/performance.md.
 BENCH       ?= all
 
-.PHONY: build demo test test-versions property race bench memory fuzz lint setup clean
+.PHONY: build demo test test-versions property model race bench memory fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -45,6 +45,9 @@ test-versions: setup    ## those suites on 14, 15, 16, 17, 18, and from 14 to 18
 
 property: setup         ## random tables and transactions through whole moves, SEEDS of them
 	$(WITH_GO) PROPERTY_SEEDS=$(SEEDS) go test -v -count 1 -timeout 180m -run '^TestRandomSchemasArriveWhole$$' $(TEST_FLAGS) ./move
+
+model: setup            ## the protocol as a model: 200,000 random runs of each kind, and every way through the smallest
+	$(WITH_GO) MODEL_LONG=1 go test -v -count 1 -timeout 180m -run '^TestModel' $(TEST_FLAGS) ./sink
 
 race: setup             ## the tests under the race detector (needs a C compiler)
 	$(WITH_GO) CGO_ENABLED=1 go test -race -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
