@@ -18,7 +18,7 @@ PARALLEL    ?= 2
 # bench: copy, catchup or all. Its sizes are in docs/performance.md.
 BENCH       ?= all
 
-.PHONY: build demo test test-versions property leaders race bench memory faults torture fuzz lint setup clean
+.PHONY: build demo test test-versions property model leaders race bench memory faults torture fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -50,6 +50,9 @@ property: setup         ## random tables and transactions through whole moves, S
 
 leaders: setup          ## random changes of a shard's leader, LEADERS times 300 of them
 	$(WITH_GO) LEADER_SEEDS=$(LEADERS) go test -v -count 1 -timeout 60m -run '^TestNothingIsOpenedWhereTheShardDoesNotLead$$' $(TEST_FLAGS) ./pg
+
+model: setup            ## the protocol as a model: 200,000 random runs of each kind, and every way through the smallest
+	$(WITH_GO) MODEL_LONG=1 go test -v -count 1 -timeout 180m -run '^TestModel' $(TEST_FLAGS) ./sink
 
 race: setup             ## the tests under the race detector (needs a C compiler)
 	$(WITH_GO) CGO_ENABLED=1 go test -race -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"pgreshard/pg"
 )
 
 // SchemaVersion is the version of the tables below. A newer program takes an older schema over, an older program
@@ -14,6 +16,9 @@ const SchemaVersion = 1
 
 // ErrNewerSchema means that a newer pgreshard made the bookkeeping of this database; run that version.
 var ErrNewerSchema = errors.New("the bookkeeping in schema pgreshard was made by a newer pgreshard; hint: run that version")
+
+// ErrForeignSchema means that a schema pgreshard is there without our bookkeeping: it is not ours to use or to drop.
+var ErrForeignSchema = errors.New("a schema pgreshard is there that pgreshard has not made; hint: rename it, or drop it if nobody needs it")
 
 const installLock = `select pg_advisory_xact_lock(hashtextextended('pgreshard.install', 0))`
 
@@ -91,6 +96,9 @@ func Install(ctx context.Context, conn *pgx.Conn) error {
 		if _, err := tx.Exec(ctx, installLock); err != nil {
 			return err
 		}
+		if err := RefuseForeign(ctx, tx); err != nil {
+			return err
+		}
 		if err := refuseNewer(ctx, tx); err != nil {
 			return err
 		}
@@ -105,6 +113,16 @@ func Install(ctx context.Context, conn *pgx.Conn) error {
 		return fmt.Errorf("make schema pgreshard: %w", err)
 	}
 	return nil
+}
+
+// RefuseForeign is ErrForeignSchema where this database has a schema of our name that is somebody else's.
+func RefuseForeign(ctx context.Context, q pg.Querier) error {
+	var foreign bool
+	err := q.QueryRow(ctx, `select to_regnamespace('pgreshard') is not null and to_regclass('pgreshard.version') is null`).Scan(&foreign)
+	if err == nil && foreign {
+		return ErrForeignSchema
+	}
+	return err
 }
 
 func refuseNewer(ctx context.Context, tx pgx.Tx) error {

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"pgreshard/checkpoints"
 	"pgreshard/pg"
-	"pgreshard/replicator"
 )
 
 // ErrSwitched means that the new layout serves already, so that there is nothing to cancel.
@@ -31,52 +31,111 @@ type CancelOptions struct {
 	TakeOver bool // although another worker holds the lease
 }
 
+// LeftError means that nodes did not answer, so that what a move made there is still there.
+type LeftError struct{ nodes []string }
+
+func (e *LeftError) Error() string {
+	return "not everything is gone yet: " + strings.Join(e.nodes, "; ") + "; hint: run the same command again when it can be reached"
+}
+
 // Cancel ends a move before the switch and takes away everything it made on every node, save the data unless DropData.
 // A node that cannot be reached is named; running it again finishes there. The home comes last, so that the move is
 // known until nothing else is left.
 func (m *Move) Cancel(ctx context.Context, o CancelOptions) error {
-	known, err := m.mine(ctx, o.TakeOver)
+	w, err := m.mine(ctx, o.TakeOver)
 	if errors.Is(err, ErrNoMove) {
 		return m.nothingToCancel(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	return m.whileHeld(ctx, func(ctx context.Context) error { return m.cancel(ctx, known, o) })
+	return m.whileHeld(ctx, func(ctx context.Context) error { return m.cancel(ctx, w, o) })
 }
 
-func (m *Move) cancel(ctx context.Context, known *checkpoints.Move, o CancelOptions) error {
+func (m *Move) cancel(ctx context.Context, w *work, o CancelOptions) error {
 	serving, err := m.readServing(ctx)
 	if err != nil {
 		return err
 	}
-	if serving == m.Destination.Layout || known.State == StateSwitched || known.State == StateCompleted {
+	if serving == m.Destination.Layout || w.known.State == StateSwitched || w.known.State == StateCompleted {
 		return ErrSwitched
 	}
-	if err := m.releaseSources(ctx); err != nil {
+	if err := m.enter(ctx, StateCancelled); err != nil { // no migrate goes on from here
 		return err
 	}
-	for n := len(m.Destination.Shards) - 1; n >= 0; n-- {
-		err := m.dest(ctx, n, func(conn *pgx.Conn) error { return m.clearShard(ctx, n, conn, o.DropData) })
-		if err != nil {
-			return fmt.Errorf("destination shard %d: %w; hint: run the same command again when it can be reached", n, err)
-		}
+	home := func(n node) bool { return n == node{} }
+	dropData := o.DropData && w.known.State != StateCreated // then the tables of these names are not the move's
+	clearOne := nodeNamed(func(ctx context.Context, n node, conn *pgx.Conn) error { return m.clearShard(ctx, n, conn, dropData) })
+	err = errors.Join(
+		m.each(ctx, w.present(true), nodeNamed(m.releaseSource)),
+		m.each(ctx, slices.DeleteFunc(w.present(false), home), clearOne),
+		w.left("what the move made there is left"))
+	if err != nil {
+		return err
 	}
-	m.setState(StateCancelled)
-	m.log.Info("state", "state", StateCancelled)
-	return nil
+	return m.each(ctx, []node{{}}, clearOne)
 }
 
-// mine makes this process the move's worker for a verb that acts alone.
-func (m *Move) mine(ctx context.Context, takeOver bool) (*checkpoints.Move, error) {
-	known, err := m.find(ctx)
-	if err != nil {
+// nodeNamed says of an error on which node it happened.
+func nodeNamed(fn onNode) onNode {
+	return func(ctx context.Context, n node, conn *pgx.Conn) error {
+		if err := fn(ctx, n, conn); err != nil {
+			return fmt.Errorf("%s: %w; hint: run the same command again when it can be reached", n, err)
+		}
+		return nil
+	}
+}
+
+// work is what a verb that acts alone finds.
+type work struct {
+	known  *checkpoints.Move
+	nodes  []node   // that answer
+	silent []string // the others, and why
+}
+
+func (w *work) present(source bool) (list []node) {
+	for _, n := range w.nodes {
+		if n.source == source {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// left is nil where every node answers.
+func (w *work) left(what string) error {
+	var list []string
+	for _, n := range w.silent {
+		list = append(list, n+": "+what)
+	}
+	if list == nil {
+		return nil
+	}
+	return &LeftError{list}
+}
+
+// mine makes this process the move's worker for a verb that acts alone, on the nodes that answer. The home must.
+func (m *Move) mine(ctx context.Context, takeOver bool) (*work, error) {
+	m.lookAtNodes(ctx)
+	if err := m.homeSilent(); err != nil {
 		return nil, err
 	}
-	if known == nil {
+	w := &work{}
+	for _, n := range m.allNodes() {
+		if why, silent := m.silent(n); silent {
+			w.silent = append(w.silent, m.nodeWords(n)+" does not answer: "+why)
+		} else {
+			w.nodes = append(w.nodes, n)
+		}
+	}
+	var err error
+	if w.known, err = m.find(ctx); err != nil {
+		return nil, err
+	}
+	if w.known == nil {
 		return nil, ErrNoMove
 	}
-	if err := m.expect(known.Spec); err != nil {
+	if err := m.expect(w.known.Spec); err != nil {
 		return nil, err
 	}
 	lease, err := m.lease(ctx)
@@ -91,35 +150,27 @@ func (m *Move) mine(ctx context.Context, takeOver bool) (*checkpoints.Move, erro
 			return nil, err
 		}
 	}
-	if err := m.nodes(ctx, checkpoints.Install); err != nil { // an earlier cancel may have cleared some of them
+	err = m.each(ctx, w.nodes, func(ctx context.Context, _ node, conn *pgx.Conn) error {
+		return checkpoints.Install(ctx, conn) // an earlier cancel may have cleared some of them
+	})
+	if err != nil {
 		return nil, err
 	}
-	return known, m.takeOver(ctx)
-}
-
-// releaseSources lets every source serve, and takes fence, slot, publication and bookkeeping off it.
-func (m *Move) releaseSources(ctx context.Context) error {
-	return m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		err := m.releaseSource(ctx, n, conn)
-		if err != nil {
-			return fmt.Errorf("source %d: %w; hint: run the same command again when it can be reached", n, err)
-		}
-		return nil
-	})
+	return w, m.takeOver(ctx, w.nodes)
 }
 
 // releaseSource goes in the order of what presses: writes pass, the log is let go, and then what may wait for others'
 // transactions.
-func (m *Move) releaseSource(ctx context.Context, n int, conn *pgx.Conn) error {
+func (m *Move) releaseSource(ctx context.Context, n node, conn *pgx.Conn) error {
 	if err := m.letWrite(ctx, conn); err != nil {
 		return err
 	}
-	err := errors.Join(replicator.DropSlot(ctx, conn, m.slot(n)), replicator.DropPublication(ctx, conn, m.slot(n)))
+	err := m.dropSlotAndPublication(ctx, n.number, conn)
 	if err == nil {
-		err = m.removeFence(ctx, fmt.Sprintf("source shard %d", n), conn)
+		err = m.removeFence(ctx, n, conn)
 	}
 	if err == nil {
-		err = m.restoreIdentities(ctx, n, conn)
+		err = m.restoreIdentities(ctx, n.number, conn)
 	}
 	if err != nil {
 		return err
@@ -147,7 +198,7 @@ func (m *Move) letWrite(ctx context.Context, conn *pgx.Conn) error {
 
 // removeFence takes the fence off a node, one table at a time. A table whose lock is not had within lock_timeout is tried
 // again until it is, or ctx ends; whose transaction is in the way is logged meanwhile.
-func (m *Move) removeFence(ctx context.Context, where string, conn *pgx.Conn) error {
+func (m *Move) removeFence(ctx context.Context, n node, conn *pgx.Conn) error {
 	state, err := readFence(ctx, conn)
 	if err != nil || !state.Installed {
 		return err
@@ -159,7 +210,7 @@ func (m *Move) removeFence(ctx context.Context, where string, conn *pgx.Conn) er
 		}
 		told = time.Now()
 		if by := holders(ctx, conn, t); by != "" {
-			m.log.Warn("waiting to take the fence off a table; hint: end the transaction that uses it", "node", where, "table", t.String(), "in_the_way", by)
+			m.log.Warn("waiting to take the fence off a table; hint: end the transaction that uses it", "node", n.String(), "table", t.String(), "in_the_way", by)
 		}
 	}
 	return f.remove(ctx)
@@ -197,8 +248,8 @@ func (m *Move) dropBookkeeping(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // clearShard takes fence, bookkeeping and, if wanted, the data off one destination shard.
-func (m *Move) clearShard(ctx context.Context, n int, conn *pgx.Conn, dropData bool) error {
-	if err := m.removeFence(ctx, fmt.Sprintf("destination shard %d", n), conn); err != nil {
+func (m *Move) clearShard(ctx context.Context, n node, conn *pgx.Conn, dropData bool) error {
+	if err := m.removeFence(ctx, n, conn); err != nil {
 		return err
 	}
 	if dropData {
@@ -232,24 +283,22 @@ func (m *Move) dropTables(ctx context.Context, conn *pgx.Conn) error {
 // Complete ends a move that has switched: with release it also takes the fence off the retired sources, after which a
 // forgotten writer there is no longer refused.
 func (m *Move) Complete(ctx context.Context, release bool) error {
-	known, err := m.mine(ctx, false)
+	w, err := m.mine(ctx, false)
 	if err != nil {
 		return err
 	}
-	return m.whileHeld(ctx, func(ctx context.Context) error { return m.complete(ctx, known, release) })
+	return m.whileHeld(ctx, func(ctx context.Context) error { return m.complete(ctx, w, release) })
 }
 
-func (m *Move) complete(ctx context.Context, known *checkpoints.Move, release bool) error {
-	if known.State != StateCompleted {
-		return fmt.Errorf("the move is %s, not %s; hint: run `pgreshard migrate` to the end first", known.State, StateCompleted)
+func (m *Move) complete(ctx context.Context, w *work, release bool) error {
+	if w.known.State != StateCompleted {
+		return fmt.Errorf("the move is %s, not %s; hint: run `pgreshard migrate` to the end first", w.known.State, StateCompleted)
 	}
-	m.setState(known.State)
+	m.setState(w.known.State)
 	if !release {
 		return nil
 	}
-	return m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		return m.removeFence(ctx, fmt.Sprintf("source shard %d", n), conn)
-	})
+	return errors.Join(m.each(ctx, w.present(true), nodeNamed(m.removeFence)), w.left("its fence is left"))
 }
 
 // SourceFenced says whether a source still has the fence.

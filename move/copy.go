@@ -125,22 +125,27 @@ func (c *sourceCopy) held(ctx context.Context, all []*pg.Chunk) error {
 
 func (c *sourceCopy) readMarks(ctx context.Context) error {
 	c.marks = make([]map[mark]uint32, len(c.Destination.Shards))
-	return c.dests(ctx, func(ctx context.Context, shard int, conn *pgx.Conn) error {
+	resumed := make([]bool, len(c.marks))
+	err := c.dests(ctx, func(ctx context.Context, shard int, conn *pgx.Conn) error {
 		list, err := c.stream(c.n).Marks(ctx, conn)
 		c.marks[shard] = map[mark]uint32{}
 		for _, k := range list {
 			c.marks[shard][mark{k.Table, k.Chunk}] = k.Filenode
 		}
+		if err != nil {
+			return err
+		}
+		tables, err := c.stream(c.n).ResumedTables(ctx, conn) // all of its marks may be void
+		resumed[shard] = len(list) > 0 || len(tables) > 0
 		return err
 	})
+	c.again = slices.Contains(resumed, true)
+	return err
 }
 
 // openSnapshot makes the slot and reads under its snapshot; where an earlier run has copied something, the slot is
 // that run's, and the rest is read under a new snapshot.
 func (c *sourceCopy) openSnapshot(ctx context.Context) error {
-	for _, marks := range c.marks {
-		c.again = c.again || len(marks) > 0
-	}
 	shard := c.Source.Shards[c.n]
 	if c.again {
 		if err := c.beginWhereLost(ctx); err != nil {
@@ -153,10 +158,7 @@ func (c *sourceCopy) openSnapshot(ctx context.Context) error {
 		c.snap, err = copier.NewSnapshot(ctx, shard, c.app())
 		return err
 	}
-	if err := c.source(ctx, c.n, func(conn *pgx.Conn) error { return replicator.DropSlot(ctx, conn, c.slot(c.n)) }); err != nil {
-		return err
-	}
-	slot, err := replicator.CreateSlot(ctx, shard, c.slot(c.n), false)
+	slot, err := c.makeSlot(ctx, shard)
 	if err != nil {
 		return err
 	}
@@ -192,6 +194,25 @@ func (c *sourceCopy) beginWhereLost(ctx context.Context) error {
 	return c.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
 		return c.stream(c.n).Begin(ctx, conn, slices.Max(at))
 	})
+}
+
+// makeSlot makes the slot anew: no row was copied under an earlier run's. That it is made is recorded first.
+func (c *sourceCopy) makeSlot(ctx context.Context, shard pg.Shard) (*replicator.Slot, error) {
+	if err := c.source(ctx, c.n, func(conn *pgx.Conn) error { return c.dropSlot(ctx, c.n, conn) }); err != nil {
+		return nil, err
+	}
+	if err := c.rememberSlot(ctx, true); err != nil {
+		return nil, err
+	}
+	slot, err := replicator.CreateSlot(ctx, shard, c.slot(c.n), false)
+	if errors.Is(err, replicator.ErrSlotExists) {
+		return nil, errors.Join(err, c.rememberSlot(ctx, false))
+	}
+	return slot, err
+}
+
+func (c *sourceCopy) rememberSlot(ctx context.Context, ours bool) error {
+	return c.home(ctx, func(conn *pgx.Conn) error { return c.book.SetDetail(ctx, conn, slotKey(c.n), ours) })
 }
 
 // decidePages remembers on the home, before the first chunk, how large each leaf's chunks are: marks name chunks by

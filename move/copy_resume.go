@@ -18,20 +18,28 @@ import (
 // again are upserted, and the stream is told to forgive up to this snapshot; without a key to upsert by, the table is
 // emptied and copied as of a slot of its own.
 func (c *sourceCopy) resume(ctx context.Context, j *job) error {
+	rewritten := map[string]bool{}
 	for _, chunk := range j.chunks {
 		if c.fileChanged(chunk) {
-			if err := c.voidMarks(ctx, leafKey(chunk)); err != nil {
-				return err
-			}
+			rewritten[leafKey(chunk)] = true
 		}
 	}
-	if len(c.unmarked(j.chunks)) == 0 {
+	if len(rewritten) == 0 && len(c.unmarked(j.chunks)) == 0 {
 		return nil
 	}
 	if len(j.into.Key) == 0 {
 		return c.copyAgain(ctx, j)
 	}
-	return c.rememberResume(ctx, j.table.name, checkpoints.Resumed{ForgiveUntil: c.snap.After})
+	// Before marks are void: where none is left, this is how a later run knows that rows are there already.
+	if err := c.rememberResume(ctx, j.table.name, checkpoints.Resumed{ForgiveUntil: c.snap.After}); err != nil {
+		return err
+	}
+	for leaf := range rewritten {
+		if err := c.voidMarks(ctx, leaf); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (c *sourceCopy) rememberResume(ctx context.Context, table pg.Name, r checkpoints.Resumed) error {

@@ -79,6 +79,9 @@ var ErrChangedConfig = errors.New("the configuration differs from the one this m
 // ErrNoMove means that the destination's first shard knows of no move of this name.
 var ErrNoMove = errors.New("there is no such move")
 
+// ErrCancelled means that a cancel has begun to take the move away and could not do it everywhere.
+var ErrCancelled = errors.New("this move was cancelled, but what it made is not gone everywhere; hint: run `pgreshard cancel` again")
+
 // ended are the errors after which the source's log can no longer be read to the end: the copy must be made again.
 var ended = []error{replicator.ErrSlotMissing, replicator.ErrSlotLost, replicator.ErrConfirmedAhead, replicator.ErrServerBehind,
 	replicator.ErrOtherSystem, replicator.ErrOtherHistory, replicator.ErrPublicationMissing}
@@ -97,8 +100,10 @@ func Hint(err error) string {
 		return "raise max_slot_wal_keep_size on the source, then start over: " + startOver
 	case slices.ContainsFunc(ended, func(e error) bool { return errors.Is(err, e) }):
 		return "changes may be lost, so the move must be started over: " + startOver
-	case errors.Is(err, replicator.ErrSlotForeign):
-		return "give the move another name, or drop the slot if nobody uses it"
+	case errors.Is(err, replicator.ErrSlotForeign), errors.Is(err, replicator.ErrSlotExists):
+		return "somebody else made it: give the move another name, or drop the slot if nobody uses it"
+	case errors.Is(err, replicator.ErrPublicationForeign), errors.Is(err, replicator.ErrPublicationExists):
+		return "somebody else made it: give the move another name, or drop the publication if nobody uses it"
 	case errors.As(err, &none) && none.At != 0:
 		return "the stream cannot pass this row, whatever is changed behind it: mend the row or its mapping on the source, or the rules, and start over: " + startOver
 	case errors.As(err, &none):

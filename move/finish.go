@@ -14,7 +14,6 @@ import (
 	"pgreshard/checkpoints"
 	"pgreshard/layout"
 	"pgreshard/pg"
-	"pgreshard/replicator"
 	"pgreshard/verify"
 )
 
@@ -132,10 +131,10 @@ func (m *Move) copyRecord(ctx context.Context) error {
 // record, and the fence on the retired sources, so that a forgotten writer is refused and not lost.
 func (m *Move) cleanUp(ctx context.Context) error {
 	err := m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		return errors.Join(replicator.DropSlot(ctx, conn, m.slot(n)), replicator.DropPublication(ctx, conn, m.slot(n)), m.restoreIdentities(ctx, n, conn))
+		return errors.Join(m.dropSlotAndPublication(ctx, n, conn), m.restoreIdentities(ctx, n, conn))
 	})
 	return errors.Join(err, m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		if err := m.removeFence(ctx, fmt.Sprintf("destination shard %d", n), conn); err != nil {
+		if err := m.removeFence(ctx, node{number: n}, conn); err != nil {
 			return err
 		}
 		for n := range m.Source.Shards {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"pgreshard/checkpoints"
 	"pgreshard/pg"
 )
 
@@ -26,6 +27,9 @@ func (e *NoMoveError) Hint() string {
 
 // nothingToCancel is the NoMoveError with what stands in the next move's way, where that can be read.
 func (m *Move) nothingToCancel(ctx context.Context) error {
+	if err := m.each(ctx, m.allNodes(), m.dropUnused); err != nil {
+		return err
+	}
 	e := &NoMoveError{}
 	for n := range m.Destination.Shards {
 		err := m.dest(ctx, n, func(conn *pgx.Conn) error {
@@ -40,6 +44,24 @@ func (m *Move) nothingToCancel(ctx context.Context) error {
 		}
 	}
 	return e
+}
+
+const selectUsed = `select exists (select from pgreshard.move) or exists (select from pgreshard.layout) or exists (select from pgreshard.serving)
+	or exists (select from pgreshard.checkpoint) or exists (select from pgreshard.chunk)
+	or exists (select from pgreshard.lease where move <> $1 or beat > clock_timestamp() - $2::interval)`
+
+// dropUnused drops a schema pgreshard in which nothing is: a worker made it and was killed before it made the move.
+func (m *Move) dropUnused(ctx context.Context, _ node, conn *pgx.Conn) error {
+	there, err := checkpoints.Installed(ctx, conn)
+	if err != nil || !there {
+		return err
+	}
+	var used bool
+	if err := conn.QueryRow(ctx, selectUsed, m.Name, checkpoints.LeaseTime.String()).Scan(&used); err != nil || used {
+		return err
+	}
+	_, err = conn.Exec(ctx, `drop schema pgreshard cascade`)
+	return err
 }
 
 // takenNames are the tables of a shard that have the name of one that is to be moved.

@@ -127,10 +127,13 @@ func (m *Move) takeUp(ctx context.Context) error {
 	} else if err := m.expect(known.Spec); err != nil {
 		return err
 	}
+	if known != nil && known.State == StateCancelled {
+		return ErrCancelled
+	}
 	if err := m.nodes(ctx, checkpoints.Install); err != nil {
 		return err
 	}
-	if err := m.takeOver(ctx); err != nil {
+	if err := m.takeOver(ctx, m.allNodes()); err != nil {
 		return err
 	}
 	if known == nil {

@@ -15,10 +15,17 @@ import (
 	"pgreshard/pg"
 )
 
-// node is one shard of either side.
+// node is one shard of either side; the zero node is the home.
 type node struct {
 	source bool
 	number int
+}
+
+func (n node) String() string {
+	if n.source {
+		return fmt.Sprintf("source shard %d", n.number)
+	}
+	return fmt.Sprintf("destination shard %d", n.number)
 }
 
 // health is what is known of every server; Move.mu guards it.
@@ -57,11 +64,7 @@ func (m *Move) shardOf(n node) pg.Shard {
 
 // nodeWords names a node without anything of its URL but host and port.
 func (m *Move) nodeWords(n node) string {
-	side := "destination"
-	if n.source {
-		side = "source"
-	}
-	return fmt.Sprintf("%s shard %d at %s", side, n.number, m.node(m.shardOf(n)))
+	return fmt.Sprintf("%s at %s", n, m.node(m.shardOf(n)))
 }
 
 const (

@@ -2,6 +2,7 @@ package move
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"pgreshard/checkpoints"
 	"pgreshard/layout"
 	"pgreshard/pg"
 )
@@ -144,6 +146,9 @@ func (p *planner) checkNode(ctx context.Context, where string, n int, conn *pgx.
 	if !create {
 		p.problem(where, "role "+user+" may not create the schema pgreshard",
 			fmt.Sprintf("grant create on database %s to %s", ident(conn.Config().Database), ident(user)))
+	}
+	if err := checkpoints.RefuseForeign(ctx, conn); errors.Is(err, checkpoints.ErrForeignSchema) {
+		p.problem(where, "has a schema pgreshard that pgreshard has not made", "rename it, or drop it if nobody needs it")
 	}
 	check(ctx, where, n, conn)
 	return nil

@@ -71,8 +71,10 @@ func (m *Move) makeSchema(ctx context.Context) error {
 			leaves = append(leaves, leaf.Name)
 		}
 		err := replicator.CreatePublication(ctx, conn, m.slot(n), leaves)
-		if errors.Is(err, replicator.ErrPublicationExists) && m.resumed {
-			err = nil
+		if errors.Is(err, replicator.ErrPublicationExists) {
+			if own := replicator.OwnPublication(ctx, conn, m.slot(n)); own != nil || m.resumed {
+				err = own
+			}
 		}
 		if err != nil {
 			return err

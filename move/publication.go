@@ -2,6 +2,7 @@ package move
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -52,6 +53,29 @@ func (m *Move) rememberPublication(ctx context.Context, source int, conn *pgx.Co
 		return fmt.Errorf("read the tables of publication %s: %w", m.slot(source), err)
 	}
 	return m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetDetail(ctx, conn, publicationKey(source), then) })
+}
+
+// slotKey is under what is kept with the move that it makes its slot on a source: before that, one of this name is another's.
+func slotKey(source int) string { return fmt.Sprintf("slot_%d", source) }
+
+func (m *Move) dropSlot(ctx context.Context, source int, conn *pgx.Conn) error {
+	var made bool
+	if err := m.detail(ctx, slotKey(source), &made); err != nil || !made {
+		return err
+	}
+	return replicator.DropSlot(ctx, conn, m.slot(source))
+}
+
+// dropSlotAndPublication drops what the move made on a source; what only has its name stays.
+func (m *Move) dropSlotAndPublication(ctx context.Context, source int, conn *pgx.Conn) error {
+	ours := func(err error) error {
+		if errors.Is(err, replicator.ErrSlotForeign) || errors.Is(err, replicator.ErrPublicationForeign) {
+			m.log.Warn("left as it is: somebody else made it", "source", source, "what", err.Error())
+			return nil
+		}
+		return err
+	}
+	return errors.Join(ours(m.dropSlot(ctx, source, conn)), ours(replicator.DropPublication(ctx, conn, m.slot(source))))
 }
 
 // samePublication compares a source's publication with what the move made of it; a *PublicationError says in what the

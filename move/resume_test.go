@@ -146,3 +146,43 @@ func TestATableWithoutKeyIsEmptiedOfItsSourcesRowsAndCopiedAgain(t *testing.T) {
 	s.run(func() { change(2) })
 	r.compare()
 }
+
+// Every mark is void once a table's file has changed. A worker that dies right then leaves rows without any mark: the next
+// one must not take the copy for one that has not begun.
+func TestACopyKilledWhenAllItsMarksWereVoidGoesOn(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ key, next string }{ // the statement that comes next
+		"a table with a key": {"primary key", "from stdin"}, "one without": {"not null", "truncate "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSmallMove(t, 1, "tenant", fmt.Sprintf(`create table notes (id int %s, tenant int, note text); alter table notes replica identity full;
+				alter table notes alter note set storage plain;
+				insert into notes select g, g %% 5, 'note ' || g || repeat('x', 3000) from generate_series(1, 3000) g`, c.key))
+			s.interruptCopy("note 3000")
+			s.sources[0].Exec(t, `vacuum full notes`)
+			relay := pgtest.NewRelay(t, s.shards[0].Cluster.Addr())
+			direct := s.config.Destination.Shards[0]
+			s.config.Destination.Shards[0] = s.shards[0].Via(relay).Shard(0)
+			next := relay.Add(pgtest.Rule{Direction: pgtest.ToServer, Contains: c.next, Do: pgtest.Stall})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := make(chan error, 1)
+			go func() { done <- s.move().Migrate(ctx, move.MigrateOptions{}) }()
+			select {
+			case <-next:
+			case err := <-done:
+				t.Fatalf("the second run was not stopped: %v", err)
+			}
+			cancel()
+			relay.Cut()
+			<-done
+			s.config.Destination.Shards[0] = direct
+			if rows := s.shards[0].Query(t, `select (select count(*) from pgreshard.chunk), (select count(*) > 0 from notes)`); fmt.Sprint(rows) != "[[0 t]]" {
+				t.Fatalf("marks, rows: %v", rows)
+			}
+			s.run(func() { s.sources[0].Exec(t, `update notes set tenant = tenant + 1 where id % 7 = 0`) })
+			s.sameRows(pgtest.RowsOptions{}, "notes")
+		})
+	}
+}

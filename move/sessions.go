@@ -163,9 +163,23 @@ func (m *Move) dests(ctx context.Context, fn func(ctx context.Context, n int, co
 
 // nodes runs fn on every shard of both sides.
 func (m *Move) nodes(ctx context.Context, fn func(ctx context.Context, conn *pgx.Conn) error) error {
-	return errors.Join(
-		m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error { return fn(ctx, conn) }),
-		m.sources(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error { return fn(ctx, conn) }))
+	return m.each(ctx, m.allNodes(), func(ctx context.Context, _ node, conn *pgx.Conn) error { return fn(ctx, conn) })
+}
+
+type onNode func(ctx context.Context, n node, conn *pgx.Conn) error
+
+// each runs fn on nodes at once and gives every error, after all have ended.
+func (m *Move) each(ctx context.Context, list []node, fn onNode) error {
+	failed := make([]error, len(list))
+	_ = atOnce(ctx, len(list), func(ctx context.Context, i int) error {
+		on := m.dest
+		if list[i].source {
+			on = m.source
+		}
+		failed[i] = on(ctx, list[i].number, func(conn *pgx.Conn) error { return fn(ctx, list[i], conn) })
+		return nil
+	})
+	return errors.Join(failed...)
 }
 
 // atOnce runs fn for 0 to n-1 at the same time; one that fails does not stop the others.

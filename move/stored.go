@@ -15,12 +15,11 @@ import (
 // that is the home, which knows most, what the others tell comes with an error.
 func (m *Move) Status(ctx context.Context) (Status, error) {
 	m.lookAtNodes(ctx)
-	if why, silent := m.silent(node{number: 0}); silent {
+	if err := m.homeSilent(); err != nil {
 		m.setServing(0)
 		s := m.Snapshot()
 		s.SafeToCutOver.Because = s.Waiting
-		return s, fmt.Errorf("%s does not answer: %s; hint: the move's state is kept there: bring it back, and ask again",
-			m.nodeWords(node{number: 0}), why)
+		return s, err
 	}
 	known, err := m.find(ctx)
 	if err != nil {
@@ -89,6 +88,14 @@ func (m *Move) storedFences(ctx context.Context) (out []FenceStatus) {
 		out = append(out, f)
 	}
 	return out
+}
+
+// homeSilent is an error where the home did not answer when last looked at.
+func (m *Move) homeSilent() error {
+	if why, silent := m.silent(node{}); silent {
+		return fmt.Errorf("%s does not answer: %s; hint: the move's state is kept there: bring it back, and ask again", m.nodeWords(node{}), why)
+	}
+	return nil
 }
 
 // silent says whether a node did not answer when last looked at, and why.

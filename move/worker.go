@@ -26,11 +26,11 @@ func (m *Move) app() string {
 // takeOver waits until no other worker holds the lease, then raises the epoch on every node above all others and ends what
 // an older worker has open there. That one may be suspended in the middle of a transaction: it would hold up everybody, and
 // do when it wakes what it was about to do. From here on it can but open new sessions, which ask for the epoch first.
-func (m *Move) takeOver(ctx context.Context) error {
+func (m *Move) takeOver(ctx context.Context, nodes []node) error {
 	host, _ := os.Hostname()
 	told := false
 	for {
-		epoch, err := m.highestEpoch(ctx)
+		epoch, err := m.highestEpoch(ctx, nodes)
 		if err != nil {
 			return err
 		}
@@ -44,7 +44,7 @@ func (m *Move) takeOver(ctx context.Context) error {
 			return err
 		}
 		if holder == nil {
-			return m.supersede(ctx, me.Epoch)
+			return m.supersede(ctx, nodes, me.Epoch)
 		}
 		if !told {
 			m.log.Info("another worker runs this move; waiting for its lease", "host", holder.Host, "pid", holder.PID)
@@ -56,19 +56,16 @@ func (m *Move) takeOver(ctx context.Context) error {
 	}
 }
 
-func (m *Move) supersede(ctx context.Context, epoch int64) error {
-	err := m.nodes(ctx, func(ctx context.Context, conn *pgx.Conn) error { return checkpoints.RaiseEpoch(ctx, conn, epoch) })
+func (m *Move) supersede(ctx context.Context, nodes []node, epoch int64) error {
+	err := m.each(ctx, nodes, func(ctx context.Context, _ node, conn *pgx.Conn) error {
+		return checkpoints.RaiseEpoch(ctx, conn, epoch)
+	})
 	if err != nil {
 		return err
 	}
 	m.book = checkpoints.Book{Move: m.Name, Epoch: epoch}
 	m.Close() // sessions that are not called after this epoch
-	if err = m.nodes(ctx, m.endOlderSessions); err != nil {
-		return err
-	}
-	return m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		return m.endSessions(ctx, conn, selectSlotUser, []string{m.slot(n), m.slotAgain(n)})
-	})
+	return m.each(ctx, nodes, m.endOlderSessions)
 }
 
 // Sessions of workers before this one; of a slot, which nobody else has a reason to use, whatever they are called.
@@ -78,8 +75,12 @@ const (
 	selectSlotUser = `select active_pid as pid from pg_replication_slots where slot_name = any($1) and database = current_database() and active_pid is not null`
 )
 
-func (m *Move) endOlderSessions(ctx context.Context, conn *pgx.Conn) error {
-	return m.endSessions(ctx, conn, selectOlder, "pgreshard "+m.Name+"/", m.book.Epoch)
+func (m *Move) endOlderSessions(ctx context.Context, n node, conn *pgx.Conn) error {
+	err := m.endSessions(ctx, conn, selectOlder, "pgreshard "+m.Name+"/", m.book.Epoch)
+	if err == nil && n.source {
+		err = m.endSessions(ctx, conn, selectSlotUser, []string{m.slot(n.number), m.slotAgain(n.number)})
+	}
+	return err
 }
 
 // endSessions ends the sessions a query lists and waits until they are gone.
@@ -104,9 +105,9 @@ func gone(l checkpoints.Lease) bool {
 	return l.Host == host && errors.Is(syscall.Kill(l.PID, 0), syscall.ESRCH)
 }
 
-func (m *Move) highestEpoch(ctx context.Context) (highest int64, err error) {
+func (m *Move) highestEpoch(ctx context.Context, nodes []node) (highest int64, err error) {
 	var mu sync.Mutex
-	err = m.nodes(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+	err = m.each(ctx, nodes, func(ctx context.Context, _ node, conn *pgx.Conn) error {
 		e, err := checkpoints.Epoch(ctx, conn)
 		mu.Lock()
 		defer mu.Unlock()

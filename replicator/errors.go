@@ -34,6 +34,8 @@ var (
 	ErrPublicationMissing = errors.New("the publication does not exist at this point of the log")
 	// ErrPublicationExists: a publication of this name is there already.
 	ErrPublicationExists = errors.New("a publication of this name exists already")
+	// ErrPublicationForeign: somebody else made it. It is not ours to use or to drop.
+	ErrPublicationForeign = errors.New("the publication was not made by pgreshard")
 )
 
 // AheadError is ErrConfirmedAhead with both positions.

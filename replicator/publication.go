@@ -30,7 +30,8 @@ func CreatePublication(ctx context.Context, conn *pgx.Conn, name string, tables 
 	if major >= 18 { // else the application's UPDATE of a table with a generated column in its replica identity fails
 		options += ", publish_generated_columns = stored"
 	}
-	_, err := conn.Exec(ctx, "create publication "+quoted(name)+" for table "+strings.Join(list, ", ")+" with ("+options+")")
+	_, err := conn.PgConn().Exec(ctx, "create publication "+quoted(name)+" for table "+strings.Join(list, ", ")+" with ("+options+");"+
+		"comment on publication "+quoted(name)+" is "+literal(ours)).ReadAll() // one transaction
 	if pg.Code(err) == "42710" {
 		return fmt.Errorf("create publication %s: %w (%w)", name, ErrPublicationExists, err)
 	}
@@ -40,8 +41,33 @@ func CreatePublication(ctx context.Context, conn *pgx.Conn, name string, tables 
 	return nil
 }
 
-// DropPublication drops a publication; one that is not there is no error.
+// ours is the comment by which a publication of ours is known.
+const ours = "made by pgreshard"
+
+// OwnPublication is nil for a publication of ours, ErrPublicationMissing or ErrPublicationForeign.
+func OwnPublication(ctx context.Context, conn *pgx.Conn, name string) error {
+	var own bool
+	err := conn.QueryRow(ctx, `select coalesce(obj_description(oid, 'pg_publication') = $2, false) from pg_publication where pubname = $1`, name, ours).Scan(&own)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		err = ErrPublicationMissing
+	case err == nil && !own:
+		err = ErrPublicationForeign
+	}
+	if err != nil {
+		return fmt.Errorf("publication %s: %w", name, err)
+	}
+	return nil
+}
+
+// DropPublication drops a publication of ours; one that is not there is no error, ErrPublicationForeign one of others.
 func DropPublication(ctx context.Context, conn *pgx.Conn, name string) error {
+	if err := OwnPublication(ctx, conn, name); err != nil {
+		if errors.Is(err, ErrPublicationMissing) {
+			return nil
+		}
+		return fmt.Errorf("drop: %w", err)
+	}
 	if _, err := conn.Exec(ctx, "drop publication if exists "+quoted(name)); err != nil {
 		return fmt.Errorf("drop publication %s: %w", name, err)
 	}

@@ -119,7 +119,7 @@ func stateWords(s move.Status) string {
 	case "completed":
 		return "the move is done and cleaned up"
 	case "cancelled":
-		return "the move was given up, the source is as it was"
+		return "the move is given up; what is left on a node that did not answer goes with pgreshard cancel"
 	default:
 		return "a state this version does not know"
 	}
