@@ -277,6 +277,9 @@ func (w *world) run(rows, changes int) error {
 		if whole && w.left == 0 {
 			return w.same()
 		}
+		for ; whole && w.left > 0; w.left-- {
+			w.write(allKinds)
+		}
 	}
 }
 
