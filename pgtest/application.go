@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"pgreshard/pg"
 )
 
 // Application is the workload's application while its database is moved: it writes to the sources, and to the shards
@@ -22,6 +24,7 @@ type Application struct {
 	Load            *Workload
 
 	serving atomic.Int64
+	stays   atomic.Bool
 	places  *Places
 }
 
@@ -73,22 +76,23 @@ func (a *Application) all(context.Context) (urls []string, err error) {
 	return urls, nil
 }
 
-// follow looks at the layout record until the second layout serves.
+// Stay keeps the application on the sources although the shards serve, while on is true: it tries there, is refused,
+// and writes nowhere.
+func (a *Application) Stay(on bool) { a.stays.Store(on) }
+
+// follow looks at the layout record until the second layout serves. The server that holds it may be down meanwhile.
 func (a *Application) follow(ctx context.Context) {
-	conn, err := pgx.Connect(ctx, a.Shards[0].URL())
-	if err != nil {
-		return
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
+	var conn *pgx.Conn
+	defer func() { pg.Close(conn) }()
 	for ctx.Err() == nil && !a.moved() {
+		if conn == nil || conn.IsClosed() {
+			conn, _ = pgx.Connect(ctx, a.Shards[0].URL()) // asked again below
+		}
 		var version int64
-		if err := conn.QueryRow(ctx, `select version from pgreshard.serving`).Scan(&version); err == nil {
+		if conn != nil && !a.stays.Load() && conn.QueryRow(ctx, `select version from pgreshard.serving`).Scan(&version) == nil {
 			a.serving.Store(version)
 		}
-		select {
-		case <-time.After(2 * time.Millisecond):
-		case <-ctx.Done():
-		}
+		sleep(ctx, 2*time.Millisecond)
 	}
 }
 

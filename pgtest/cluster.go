@@ -27,6 +27,8 @@ type Options struct {
 	Durable bool
 	// Foreign gives the cluster a system identifier of its own; all others are copies of one.
 	Foreign bool
+	// Room puts the files on a file system of their own of so many bytes, which Fill fills. It needs Linux and root.
+	Room int64
 }
 
 // Cluster is one PostgreSQL server with its own data directory. It listens on 127.0.0.1 and on a unix socket and
@@ -91,7 +93,7 @@ func New(ctx context.Context, o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := newCluster(in, base)
+	c, err := newCluster(in, base, o.Room)
 	if err != nil {
 		return nil, err
 	}
@@ -107,8 +109,8 @@ func New(ctx context.Context, o Options) (*Cluster, error) {
 }
 
 // newCluster makes the directory of a cluster, with nothing in it yet.
-func newCluster(in installation, base string) (*Cluster, error) {
-	keep, err := newKeeper(base)
+func newCluster(in installation, base string, room int64) (*Cluster, error) {
+	keep, err := newKeeper(base, room)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +159,7 @@ func (c *Cluster) configure(o Options) error {
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		fmt.Fprintf(&b, "%s = '%s'\n", name, strings.ReplaceAll(settings[name], "'", "''"))
 	}
-	f, err := os.OpenFile(filepath.Join(c.DataDir, "postgresql.conf"), os.O_WRONLY|os.O_APPEND, 0)
+	f, err := os.OpenFile(c.keep.path(filepath.Join(c.DataDir, "postgresql.conf")), os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		return err
 	}

@@ -243,7 +243,7 @@ func TestADirectoryWhoseKeeperWasKilledIsSweptByTheNextProcess(t *testing.T) {
 }
 
 func keeperIn(t *testing.T, base string) *keeper {
-	k, err := newKeeper(base)
+	k, err := newKeeper(base, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,6 +48,7 @@ rm -rf "$dir"
 type keeper struct {
 	Dir string
 	cmd *exec.Cmd
+	own bool // Dir is on a file system that only the keeper and its children see; see roomScript
 
 	mu    sync.Mutex
 	input io.WriteCloser
@@ -58,11 +59,9 @@ type keeper struct {
 // of which somebody has kept only the URL.
 var keepers sync.Map
 
-// newKeeper starts a shell with a new directory under base.
-func newKeeper(base string) (*keeper, error) {
+// newKeeper starts a shell with a new directory under base, or on a file system of its own where room (bytes) is not 0.
+func newKeeper(base string, room int64) (*keeper, error) {
 	cmd := exec.Command("/bin/sh", "-c", keeperScript, "pgtest-keeper", base)
-	cmd.Dir = "/"
-	cmd.Env = serverEnvironment()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if os.Geteuid() == 0 {
 		credential, err := unprivileged()
@@ -71,6 +70,13 @@ func newKeeper(base string) (*keeper, error) {
 		}
 		cmd.SysProcAttr.Credential = credential
 	}
+	if room != 0 {
+		if err := giveRoom(cmd, room); err != nil {
+			return nil, err
+		}
+	}
+	cmd.Dir = "/"
+	cmd.Env = serverEnvironment()
 	input, err := cmd.StdinPipe() // close-on-exec: no child of ours keeps it open
 	if err != nil {
 		return nil, err
@@ -82,7 +88,7 @@ func newKeeper(base string) (*keeper, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the shell that keeps a cluster: %w", err)
 	}
-	k := &keeper{cmd: cmd, input: input, reply: bufio.NewReader(output)}
+	k := &keeper{cmd: cmd, own: room != 0, input: input, reply: bufio.NewReader(output)}
 	keepers.Store(k, nil)
 	line, err := k.reply.ReadString('\n')
 	if err != nil {
@@ -139,10 +145,18 @@ func (k *keeper) Do(ctx context.Context, line string) (pid int, err error) {
 	return pid, ctx.Err()
 }
 
+// path is where this process finds a file the keeper names.
+func (k *keeper) path(name string) string {
+	if k.own {
+		return filepath.Join("/proc", strconv.Itoa(k.cmd.Process.Pid), "root", name)
+	}
+	return name
+}
+
 // LogTail is the end of what the server and its tools printed.
 func (k *keeper) LogTail() string {
 	const most = 3000
-	f, err := os.Open(filepath.Join(k.Dir, "log"))
+	f, err := os.Open(k.path(filepath.Join(k.Dir, "log")))
 	if err != nil {
 		return err.Error()
 	}

@@ -53,6 +53,22 @@ func (c *Cluster) Restart(mode string) error {
 	return c.Start()
 }
 
+// ReadOnly restarts the server as a standby that follows nobody, which refuses every write, and back as the primary it
+// was, on the same timeline.
+func (c *Cluster) ReadOnly(on bool) error {
+	if err := c.Stop("fast"); err != nil {
+		return err
+	}
+	command := "rm -f "
+	if on {
+		command = "touch "
+	}
+	if _, err := c.keep.Do(context.Background(), command+quote(filepath.Join(c.DataDir, "standby.signal"))); err != nil {
+		return err
+	}
+	return c.Start()
+}
+
 // Kill ends every process of the server with SIGKILL, as a machine that loses power does (but what the kernel holds in
 // its cache is kept).
 func (c *Cluster) Kill() error {

@@ -1,11 +1,30 @@
 package pgtest
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 )
+
+// roomScript mounts a file system of $1 bytes where only it and its children see it, so that it ends with them, and
+// becomes the keeper as the user $2 of the group $3.
+const roomScript = `mount -t tmpfs -o size="$1",mode=1777 pgtest /mnt && exec setpriv --reuid="$2" --regid="$3" --clear-groups /bin/sh -c "$4" pgtest-keeper /mnt`
+
+// giveRoom makes the command of a keeper one that has a file system of its own.
+func giveRoom(cmd *exec.Cmd, bytes int64) error {
+	user := cmd.SysProcAttr.Credential
+	if user == nil {
+		return errors.New("a file system of its own needs root")
+	}
+	cmd.SysProcAttr.Credential, cmd.SysProcAttr.Unshareflags = nil, syscall.CLONE_NEWNS
+	id := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
+	cmd.Args = []string{cmd.Path, "-c", roomScript, "pgtest-room", strconv.FormatInt(bytes, 10), id(user.Uid), id(user.Gid), keeperScript}
+	return nil
+}
 
 // freeBytes is the room in the file system that holds a path, 0 where it cannot be told.
 func freeBytes(path string) int64 {

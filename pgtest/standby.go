@@ -25,7 +25,7 @@ func (c *Cluster) Standby(t testing.TB) *Cluster {
 // NewStandby makes a physical standby that streams from the cluster through a slot of its own (`standby_1`, …), which
 // is also its application_name, for synchronous_standby_names. Of the options the settings and Durable count.
 func (c *Cluster) NewStandby(ctx context.Context, o Options) (*Cluster, error) {
-	s, err := newCluster(c.in, baseDir(o.Durable))
+	s, err := newCluster(c.in, baseDir(o.Durable), 0)
 	if err != nil {
 		return nil, err
 	}

@@ -41,7 +41,7 @@ func templateData(ctx context.Context, in installation, base string) (string, er
 
 func initialise(ctx context.Context, in installation, base string) (string, error) {
 	sweep(base)
-	k, err := newKeeper(base)
+	k, err := newKeeper(base, 0)
 	if err != nil {
 		return "", err
 	}

@@ -168,7 +168,8 @@ func (w *writer) again(err error) bool {
 	if errors.As(err, &server) && server.Code == "25006" {
 		w.stats.count(&w.stats.Refused)
 	}
-	return pg.Transient(err) || errors.Is(err, context.DeadlineExceeded)
+	const diskFull = "53100"
+	return pg.Transient(err) || pg.Code(err) == diskFull || errors.Is(err, context.DeadlineExceeded)
 }
 
 // errUnknown says that a COMMIT was sent and no answer came.
