@@ -309,7 +309,8 @@ func worthRetrying(err error) bool {
 	}
 	var rewritten *copier.RewrittenError
 	var failed *verify.Failure
-	return pg.Transient(err) || errors.As(err, &rewritten) || errors.Is(err, copier.ErrSnapshotLost) || errors.Is(err, sink.ErrMarked) || errors.Is(err, errMarksLost) ||
+	var tool *ToolError
+	return pg.Transient(err) || errors.As(err, &tool) && tool.lost() || errors.As(err, &rewritten) || errors.Is(err, copier.ErrSnapshotLost) || errors.Is(err, sink.ErrMarked) || errors.Is(err, errMarksLost) ||
 		errors.Is(err, replicator.ErrSlotInUse) || errors.Is(err, checkpoints.ErrPositionMoved) || errors.As(err, &failed) && pg.Transient(failed)
 }
 

@@ -3,6 +3,7 @@ package move
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -129,6 +130,7 @@ func (d *Dump) Restore(ctx context.Context, dest pg.Shard, conn *pgx.Conn, phase
 		run = d.runWritten
 	}
 	if err := run(ctx, dest, phase, use); err != nil {
+		err = errors.Join(err, d.refused(ctx, dest, err))
 		hint := ""
 		if phase == PhaseTables && strings.Contains(err.Error(), "already exists") {
 			hint = "; hint: types, functions and sequences are not dropped with a move's tables: drop what is named, or make the shards' databases anew"
@@ -136,6 +138,18 @@ func (d *Dump) Restore(ctx context.Context, dest pg.Shard, conn *pgx.Conn, phase
 		return fmt.Errorf("restore %s on %s: %w%s", phase, dest, err, hint)
 	}
 	return nil
+}
+
+// refused is why a shard takes no session now, after a program failed there: that may pass, and is in the server's words
+// and language where the program says it.
+func (d *Dump) refused(ctx context.Context, dest pg.Shard, err error) error {
+	var tool *ToolError
+	if !errors.As(err, &tool) || tool.lost() {
+		return nil
+	}
+	conn, err := pg.Open(ctx, dest, pg.Admin, d.opts.App)
+	pg.Close(conn)
+	return err
 }
 
 // run restores the entries given, in the archive's order.

@@ -151,6 +151,12 @@ func (e *ToolError) Error() string {
 // Unwrap is how it exited.
 func (e *ToolError) Unwrap() error { return e.Err }
 
+// lost says that the program's connection broke. The words are libpq's own, which LC_ALL=C leaves untranslated.
+func (e *ToolError) lost() bool {
+	return slices.ContainsFunc([]string{"server closed the connection unexpectedly", "could not receive data from server", "could not send data to server",
+		"no connection to the server"}, func(words string) bool { return strings.Contains(e.Said, words) })
+}
+
 // tail keeps the end of what is written to it.
 type tail struct {
 	limit int
