@@ -67,6 +67,7 @@ func (c *cutover) rehearse(ctx context.Context) (err error) {
 	if c.proof, err = c.verification(ctx, c.inv); err != nil {
 		return err
 	}
+	c.spares.close() // those of an earlier attempt may have ended with their server, and each would cost an attempt
 	limit := max(2*c.MaxFreeze, patience)
 	bounded, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -74,7 +74,7 @@ func (r *cancelRig) dbs() []*pgtest.DB { return append(slices.Clone(r.sources), 
 func (r *cancelRig) killedAt(t *testing.T, shard int, point string) {
 	t.Helper()
 	g := r.gates[shard]
-	g.close(t, point)
+	g.shut(t, point)
 	p := r.start("migrate", "--yes")
 	g.await(t, p, point)
 	p.kill()

@@ -26,8 +26,8 @@ type machineSet [3]machine
 // can says whether a cell's fault can be made.
 func (set *machineSet) can(c cell) bool { return c.fault != "disk full" || set[c.server()].small }
 
-// machines are sets. Faults strike them, so a set has one move at
-// a time; there are two, because a move often waits, as for a server that starts. They end with the process.
+// machines are two sets. Faults strike them, so a set has one move at a time, which often waits, as for a server that
+// starts. They end with the process.
 var machines struct {
 	once sync.Once
 	free chan *machineSet
@@ -88,7 +88,7 @@ type struck struct {
 }
 
 // patience is how long anything is waited for.
-const patience = 90 * time.Second
+const patience = 3 * time.Minute
 
 // strikeAll takes a move from one cell to the next, each fault mended before the next, and to its end.
 func strikeAll(t *testing.T, cells []cell) {
@@ -171,7 +171,7 @@ func (s *struck) shut(cells []cell) {
 	s.test.Helper()
 	for _, c := range cells {
 		if c.gate() != "" {
-			s.gates[c.gated()].close(s.test, c.gate())
+			s.gates[c.gated()].shut(s.test, c.gate())
 			s.next = c
 			return
 		}
@@ -263,7 +263,7 @@ func (s *struck) reach(c cell) {
 		if asked++; asked%50 == 0 {
 			gate.open(s.test, c.gate())
 			s.await("a commit", func() bool { return !waits() })
-			gate.close(s.test, c.gate())
+			gate.shut(s.test, c.gate())
 			s.await("the next commit", waits)
 		}
 		return s.before(s.checkpoint(c.gated()-1), s.checkpoint(2-c.gated()))

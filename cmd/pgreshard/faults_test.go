@@ -31,20 +31,22 @@ var (
 	links     = []victim{sourceLink, homeLink, shardLink}
 )
 
-// points are where in a move a fault strikes: the worker is held at a gate at that moment. All but the first three
-// steps of a cutover come after the freeze; `open` is behind the switch.
+// points are where in a move a fault strikes: the worker is held at a gate at that moment. In the copy the rows of a chunk
+// and its mark are written on one shard and not committed; in the stream one shard has committed and the other is about
+// to; at the confirmation every shard has committed and the slot is not confirmed. From drain to switch the source refuses
+// writes, and from open on the shards' layout serves.
 var points = []struct{ name, gate string }{
-	{"copy", "chunk"}, // its rows and its mark are written on one shard and not committed
-	{"index build", "made public.orders_tenant"}, //
-	{"stream", "commit of checkpoint"},           // one shard has committed, the other is about to
-	{"confirmation", ""},                         // every shard has committed, the slot is not confirmed
-	{"freeze", "freeze before"},                  //
-	{"drain", "drain before"},                    //
-	{"finish", "finish before"},                  //
-	{"verify", "verify before"},                  //
-	{"seal", "seal before"},                      //
-	{"switch", "switch before"},                  // both sides refuse writes
-	{"open", "open before"},                      // the shards' layout serves
+	{"copy", "chunk"},
+	{"index build", "made public.orders_tenant"},
+	{"stream", "commit of checkpoint"},
+	{"confirmation", ""},
+	{"freeze", "freeze before"},
+	{"drain", "drain before"},
+	{"finish", "finish before"},
+	{"verify", "verify before"},
+	{"seal", "seal before"},
+	{"switch", "switch before"},
+	{"open", "open before"},
 }
 
 // cutover is the first point at which the worker may be in a cutover. There a fault undoes it, or ends the worker, or

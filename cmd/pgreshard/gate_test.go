@@ -71,9 +71,9 @@ alter event trigger gate enable always`
 
 // gates are those of one database.
 type gates struct {
-	db   *pgtest.DB
-	conn *pgx.Conn
-	shut []string // points
+	db     *pgtest.DB
+	conn   *pgx.Conn
+	closed []string // points
 }
 
 func newGates(t *testing.T, db *pgtest.DB) *gates {
@@ -84,23 +84,23 @@ func newGates(t *testing.T, db *pgtest.DB) *gates {
 	return g
 }
 
-// close makes whoever comes to a point wait there.
-func (g *gates) close(t *testing.T, point string) {
+// shut makes whoever comes to a point wait there.
+func (g *gates) shut(t *testing.T, point string) {
 	t.Helper()
-	g.shut = append(g.shut, point)
+	g.closed = append(g.closed, point)
 	g.tell(t)
 }
 
 // open lets everybody pass.
 func (g *gates) open(t *testing.T, point string) {
 	t.Helper()
-	g.shut = slices.DeleteFunc(g.shut, func(p string) bool { return p == point })
+	g.closed = slices.DeleteFunc(g.closed, func(p string) bool { return p == point })
 	g.tell(t)
 }
 
 func (g *gates) tell(t *testing.T) {
 	t.Helper()
-	g.do(t, fmt.Sprintf(`comment on schema gates is '{"%s"}'`, strings.Join(g.shut, `","`)))
+	g.do(t, fmt.Sprintf(`comment on schema gates is '{"%s"}'`, strings.Join(g.closed, `","`)))
 }
 
 // refuse makes every COMMIT fail with a SQLSTATE; empty: none.

@@ -52,7 +52,7 @@ func TestAWorkerKilledInEveryStateGoesOnToTheSameEnd(t *testing.T) {
 	late := func(*process) {}
 	for _, k := range kills {
 		g := all[k.shard]
-		g.close(t, k.point)
+		g.shut(t, k.point)
 		p := r.start("migrate", "--yes")
 		late(p)
 		g.await(t, p, k.point)

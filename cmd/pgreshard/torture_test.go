@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -36,7 +37,7 @@ const (
 )
 
 // torture is one round: a random move of databases anywhere on the machines, faults at random messages of its copy and its
-// stream and at random steps of its cutover, all while writers write as fast as they can.
+// stream and at random steps of its cutover, all while writers write.
 func torture(t *testing.T, seed uint64) {
 	t.Helper()
 	set, began := take(t), time.Now()
@@ -49,17 +50,24 @@ func torture(t *testing.T, seed uint64) {
 		shards = append(shards, r.IntN(3))
 	}
 	more := fmt.Sprintf("[cutover]\nreverse = false\nmax_freeze = \"20s\"\n[copy]\nworkers = %d\nformat = %q\n[stream]\nbatch_bytes = %q\n",
-		1+r.IntN(3), []string{"auto", "text"}[r.IntN(2)], []string{"4MB", "4kB", "1B"}[r.IntN(3)])
+		1+r.IntN(3), []string{"auto", "text"}[r.IntN(2)], []string{"4MB", "4kB"}[r.IntN(2)])
 	if len(sources) > 1 {
 		more += sourceRules
 	}
-	s := newStruck(t, set, sources, shards, pgtest.WorkloadOptions{Seed: seed, Rate: 400, Lookups: true, KeyChanges: true, NewTenants: true}, more)
+	s := newStruck(t, set, sources, shards, pgtest.WorkloadOptions{Seed: seed, Rate: 350, Lookups: true, KeyChanges: true, NewTenants: true}, more)
 	if len(sources) > 1 || r.IntN(5) > 0 { // several sources need it, and one is followed faster
 		for _, db := range s.sources {
 			db.Exec(t, `alter table orders replica identity full; alter table documents replica identity full`)
 		}
 	}
 	stop := s.write()
+	enough, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { // when there are enough to compare, few go on
+		if s.load.Committed(enough, tortureCommits) == nil {
+			s.load.Pace(50)
+		}
+	}()
 
 	// The copy and the stream, held before the cutover.
 	s.args = []string{"migrate", "--hold"}
@@ -72,17 +80,17 @@ func torture(t *testing.T, seed uint64) {
 		s.strikeAt(r, "stream", struck)
 	}
 	s.await("the writers' transactions", func() bool { s.running(); return s.load.Stats().Commits >= tortureCommits })
+	stop()
 	commits := s.load.Stats().Commits
+	s.level()
 	if r.IntN(2) == 0 {
 		s.worker.kill()
 	} else if err := s.worker.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	<-s.worker.ended
-	stop()
 
-	// The cutover, under fewer writes, so that it need not wait long for a moment at which the shards are level.
-	s.load.Pace(50)
+	// The cutover.
 	stop = s.write()
 	s.args = []string{"migrate", "--yes"}
 	s.ended, s.last = 0, cell{outcome: either}
@@ -132,7 +140,7 @@ func (s *struck) strikeAt(r *rand.Rand, phase string, struck map[string]int) {
 	s.test.Helper()
 	rules := map[string][2]pgtest.Rule{
 		"copy":   {{Direction: pgtest.ToClient, Type: "CopyData", Nth: 1 + r.IntN(3000)}, {Direction: pgtest.ToServer, Type: "CopyData", Nth: 1 + r.IntN(20)}},
-		"stream": {{Direction: pgtest.ToClient, Type: "XLogData", Nth: 1 + r.IntN(2000)}, {Direction: pgtest.ToServer, Type: "Bind", Nth: 1 + r.IntN(100)}},
+		"stream": {{Direction: pgtest.ToClient, Type: "XLogData", Nth: 1 + r.IntN(600)}, {Direction: pgtest.ToServer, Type: "Bind", Nth: 1 + r.IntN(100)}},
 	}
 	on := r.IntN(2) // the first source, or the home
 	rule, link := rules[phase][on], s.set[on].link
@@ -158,6 +166,20 @@ func (s *struck) strikeAt(r *rand.Rand, phase string, struck map[string]int) {
 	s.resume = nil
 	struck[phase]++
 	s.test.Logf("%s, %s", c, s.fate())
+}
+
+// level waits until the shards have what the sources have now.
+func (s *struck) level() {
+	s.test.Helper()
+	for n, db := range s.sources {
+		end := db.Query(s.test, `select pg_current_wal_insert_lsn()`)[0][0]
+		for _, shard := range s.shards {
+			s.await("the end of what was written", func() bool {
+				s.running()
+				return len(shard.Query(s.test, `select 1 from pgreshard.checkpoint where source = $1 and lsn >= $2::text::pg_lsn`, n, end)) == 1
+			})
+		}
+	}
 }
 
 // streams says whether the copy and the index build are behind the move.

@@ -42,7 +42,7 @@ func TestAWorkerThatWasSuspendedWakesToNothing(t *testing.T) {
 	takenOver, wake := func(*process) {}, func() {}
 	for _, z := range zombies {
 		g := all[z.shard]
-		g.close(t, z.point)
+		g.shut(t, z.point)
 		p := r.start("migrate", "--yes")
 		takenOver(p)
 		g.await(t, p, z.point)
