@@ -82,7 +82,7 @@ var (
 	harmless = regexp.MustCompile(`(?i)^(coalesce|nullif|greatest|least|lower|upper|abs|mod|cast|and|on|where|in|using|select|from|join|when|then|else|not)$`)
 	selects  = regexp.MustCompile(`(?i)\bselect\b`)
 	fromList = regexp.MustCompile(`(?i)(?:\bfrom|\bjoin|,)\s+(?:[a-z_]\w*\.)?([a-z_]\w*)(?:\s+(?:as\s+)?([a-z_]\w*))?`)
-	noAlias  = regexp.MustCompile(`(?i)^(where|on|join|inner|cross|using|and)$`)
+	noAlias  = regexp.MustCompile(`(?i)\b(where|on|join|inner|cross|using)\b`)
 	fromOn   = regexp.MustCompile(`(?is)\bfrom\b.*$`)
 	askedBy  = regexp.MustCompile(`(?i)\b(?:where|and|on)\s+(?:([a-z_]\w*)\.)?([a-z_]\w*)\s*=\s*\$1(?:\s*::\s*[a-z_ ]+?)?\s*(?:$|;|\band\b|\bwhere\b)`)
 )
@@ -99,11 +99,11 @@ func readQuery(sql string) (q queryShape) {
 	}
 	q.simple = true
 	aliases := map[string]string{}
-	for _, n := range fromList.FindAllStringSubmatch(fromOn.FindString(sql), -1) {
+	for _, n := range fromList.FindAllStringSubmatch(noAlias.ReplaceAllString(fromOn.FindString(sql), "; $1"), -1) {
 		table := strings.ToLower(n[1])
 		q.tables = append(q.tables, table)
 		aliases[table] = table
-		if n[2] != "" && !noAlias.MatchString(n[2]) {
+		if n[2] != "" {
 			aliases[strings.ToLower(n[2])] = table
 		}
 	}

@@ -43,8 +43,15 @@ func (h *hand) insert(s *shape) string {
 	return fmt.Sprintf("insert into %s (%s) values (%s)", s.name, strings.Join(columns, ", "), strings.Join(values, ", "))
 }
 
-// statement is one random change of one table.
+// statement is one random change of one table, or, on a lone source, of the tenants' mapping.
 func (h *hand) statement() string {
+	if h.ids == 1 && h.IntN(25) == 0 {
+		parent := fmt.Sprint(h.someTenant())
+		if h.IntN(3) == 0 {
+			parent = "null"
+		}
+		return fmt.Sprintf("update tenants set parent = %s where id = %d", parent, h.someTenant())
+	}
 	s := h.shapes[h.IntN(len(h.shapes))]
 	where := fmt.Sprintf("where id = %d", h.someID())
 	switch h.IntN(5) {
