@@ -139,9 +139,7 @@ func (m *mappedWorld) live() error {
 			}
 		}
 	}
-	for i := range open {
-		m.on[i] = open[i]
-	}
+	copy(m.on, open)
 	return nil
 }
 
