@@ -9,9 +9,13 @@ import (
 	"sync"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"pgreshard/pg"
 	"pgreshard/pgtest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // recorder is a Loader that writes down what it is asked.
 type recorder struct {

@@ -7,7 +7,11 @@ import (
 	"strconv"
 	"sync/atomic"
 	"testing"
+
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var tenants = &Query{ID: 1, Name: "prod.public.orders.tenant_id", Attempts: 3}
 

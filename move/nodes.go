@@ -176,8 +176,11 @@ func silence(err error) string {
 	return oneLine(err)
 }
 
+// slow is how long a shard may take for what it is asked and not be named.
+const slow = 3 * time.Second
+
 // waiting lists what keeps the move from going on while it tries again: nodes that do not answer, else work that was
-// interrupted. m.mu is held.
+// interrupted, and shards the streams wait for. m.mu is held.
 func (m *Move) waiting() (all []string) {
 	for _, n := range m.allNodes() {
 		if why, ok := m.health.silent[n]; ok {
@@ -190,6 +193,14 @@ func (m *Move) waiting() (all []string) {
 	for s := range m.health.stalls {
 		if s.lasts() {
 			all = append(all, "interrupted, trying again: "+s.why)
+		}
+	}
+	for _, f := range m.followers {
+		for shard, stats := range f.sink.Stats() {
+			if stats.Waits > slow {
+				all = append(all, fmt.Sprintf("%s has not answered for %.0f s what source %d's changes ask of it: a lock there, or a server that is slow",
+					m.nodeWords(node{number: shard}), stats.Waits.Seconds(), f.source))
+			}
 		}
 	}
 	return all

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"go.uber.org/goleak"
 )
 
 func TestASharedClusterGivesEachTestItsOwnDatabase(t *testing.T) {
@@ -137,7 +138,7 @@ const helperVariable = "PGTEST_HELPER_PROCESS"
 // TestMain is the helper process where it is asked to be.
 func TestMain(m *testing.M) {
 	if os.Getenv(helperVariable) == "" {
-		os.Exit(m.Run())
+		goleak.VerifyTestMain(m)
 	}
 	c, err := New(context.Background(), Options{})
 	if err != nil {

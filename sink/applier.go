@@ -114,7 +114,9 @@ func (a *applier) take(ctx context.Context, u unit) error {
 		err = a.begin(ctx)
 	}
 	if err == nil {
+		answered := a.stream.counters.asks(a.shard)
 		err = u.call(ctx, a)
+		answered()
 	}
 	a.dirty = true
 	u.done <- err

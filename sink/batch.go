@@ -34,6 +34,7 @@ func (b *batch) run(ctx context.Context) error {
 	if len(b.sends) == 0 {
 		return nil
 	}
+	defer b.a.stream.counters.asks(b.a.shard)()
 	p := b.a.conn.PgConn().StartPipeline(ctx)
 	fresh := map[string]string{}
 	unsent := 0

@@ -7,7 +7,8 @@ import (
 	"pgreshard/pg"
 )
 
-// handOver gives every shard what was routed; the block is released when the last shard has executed its part.
+// handOver gives every shard what was routed; the block is released when the last shard has executed its part. Positions
+// alone, to which nothing of the block belongs, are kept for a shard that is busy, so that the others need not wait for it.
 func (r *router) handOver(ctx context.Context, b *pg.Block) error {
 	var left atomic.Int32
 	left.Store(int32(len(r.units)))
@@ -17,9 +18,31 @@ func (r *router) handOver(ctx context.Context, b *pg.Block) error {
 		}
 	}
 	for shard := range r.units {
+		if r.units[shard].bytes == 0 && r.busy(shard) {
+			r.kept[shard] = true
+			free()
+			continue
+		}
 		r.units[shard].free = free
 		if err := r.push(ctx, shard, r.seq); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+func (r *router) busy(shard int) bool {
+	queue := r.appliers[shard].queue
+	return len(queue) == cap(queue)
+}
+
+// pushKept gives shards what was kept for them, those that are busy only where whole is set.
+func (r *router) pushKept(ctx context.Context, whole bool) error {
+	for shard, kept := range r.kept {
+		if kept && (whole || !r.busy(shard)) {
+			if err := r.push(ctx, shard, r.seq); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -29,7 +52,7 @@ func (r *router) handOver(ctx context.Context, b *pg.Block) error {
 func (r *router) push(ctx context.Context, shard int, seq int64) error {
 	u := r.units[shard]
 	u.seq = seq
-	r.units[shard] = unit{}
+	r.units[shard], r.kept[shard] = unit{}, false
 	select { // what the shard has emptied is filled again
 	case r.units[shard].ops = <-r.appliers[shard].emptied:
 	default:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -42,31 +43,36 @@ type router struct {
 	fed       map[int][]*Table
 	source    *pgx.Conn
 	scratch   []pg.Datum
+	kept      []bool // by shard: its unit holds positions that were not handed over
 }
 
 func newRouter(s *Stream, release func(*pg.Block)) *router {
 	return &router{Stream: s, release: release, bindings: map[uint32]*binding{}, holding: map[*Table]bool{}, once: map[*Table]*Table{}, recorded: map[*Table]bool{}, fed: map[int][]*Table{}, units: make([]unit, len(s.appliers)),
-		skip: make([]bool, len(s.appliers)), all: all(len(s.appliers))}
+		skip: make([]bool, len(s.appliers)), kept: make([]bool, len(s.appliers)), all: all(len(s.appliers))}
 }
 
 func (r *router) run(ctx context.Context, blocks <-chan *pg.Block) error {
 	defer func() { pg.Close(r.source) }()
+	tick := time.NewTicker(quietCommit / 10)
+	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-tick.C:
+			if err := r.pushKept(ctx, false); err != nil {
+				return err
+			}
 		case b, ok := <-blocks:
 			if !ok {
-				r.closeQueues()
-				return nil
+				return r.closeQueues(ctx)
 			}
 			switch err := r.block(ctx, b); {
 			case errors.Is(err, errStopAt):
 				if err := r.handOver(ctx, b); err != nil {
 					return err
 				}
-				r.closeQueues()
-				return nil
+				return r.closeQueues(ctx)
 			case err != nil:
 				return err
 			}
@@ -77,10 +83,14 @@ func (r *router) run(ctx context.Context, blocks <-chan *pg.Block) error {
 // errStopAt: the stream was asked to go no further.
 var errStopAt = errors.New("the stream is at the position it was to stop at")
 
-func (r *router) closeQueues() {
+func (r *router) closeQueues(ctx context.Context) error {
+	if err := r.pushKept(ctx, true); err != nil {
+		return err
+	}
 	for _, a := range r.appliers {
 		close(a.queue)
 	}
+	return nil
 }
 
 func (r *router) block(ctx context.Context, b *pg.Block) error {

@@ -13,10 +13,11 @@ type ShardStats struct {
 	ApplyTime                                                  time.Duration // spent waiting for the shard
 	LastBatch                                                  int64         // ops
 	LastTime                                                   time.Duration
+	Waits                                                      time.Duration // for an answer of the shard now, 0 for none
 }
 
 type shardCounters struct {
-	inserted, updated, deleted, transactions, batches, zeroRow, applyNanos, lastBatch, lastNanos atomic.Int64
+	inserted, updated, deleted, transactions, batches, zeroRow, applyNanos, lastBatch, lastNanos, asked atomic.Int64
 }
 
 type counters struct{ shards []shardCounters }
@@ -48,6 +49,13 @@ func (c *counters) executed(shard layout.Shard, ops []op, took time.Duration) {
 	}
 }
 
+// asks notes that a shard is asked something, until the returned func is called.
+func (c *counters) asks(shard layout.Shard) (answered func()) {
+	asked := &c.shards[shard].asked
+	asked.Store(time.Now().UnixNano())
+	return func() { asked.Store(0) }
+}
+
 func (c *counters) zeroRows(shard layout.Shard) { c.shards[shard].zeroRow.Add(1) }
 
 // Stats reads the counters of every shard.
@@ -58,6 +66,9 @@ func (s *Stream) Stats() []ShardStats {
 		out[i] = ShardStats{Inserted: c.inserted.Load(), Updated: c.updated.Load(), Deleted: c.deleted.Load(),
 			Transactions: c.transactions.Load(), Batches: c.batches.Load(), ZeroRow: c.zeroRow.Load(),
 			ApplyTime: time.Duration(c.applyNanos.Load()), LastBatch: c.lastBatch.Load(), LastTime: time.Duration(c.lastNanos.Load())}
+		if asked := c.asked.Load(); asked != 0 {
+			out[i].Waits = time.Since(time.Unix(0, asked))
+		}
 	}
 	return out
 }

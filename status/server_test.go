@@ -13,8 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"pgreshard/move"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // streaming is a snapshot with a value in every part.
 func streaming() move.Status {

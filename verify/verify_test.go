@@ -10,9 +10,13 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"pgreshard/pg"
 	"pgreshard/pgtest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // bench is a source side and a destination side with the same tables.
 type bench struct {
