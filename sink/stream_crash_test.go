@@ -302,3 +302,21 @@ func TestARowThatIsThereAlreadyStopsTheStream(t *testing.T) {
 		t.Errorf("%s rows", n)
 	}
 }
+
+// What looks at the shards' standbys ends with what is written.
+func TestAStreamThatLooksAtStandbysEndsWithItsBlocks(t *testing.T) {
+	t.Parallel()
+	f := follow(t, 2, `create table a (id int primary key)`, "", rules{sharded: map[string]string{"a": "id"}})
+	f.stream.Standbys = true
+	blocks, done := make(chan *pg.Block), make(chan error, 1)
+	close(blocks)
+	go func() { done <- f.stream.Run(t.Context(), blocks, func(*pg.Block) {}) }()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(streamPatience):
+		t.Fatal("it does not end")
+	}
+}
