@@ -11,23 +11,22 @@ import (
 )
 
 // OutboxSQL keeps the image of a row that leaves a shard, in the transaction that deletes it. Parameters: move, source,
-// commit LSN, number of the change within its transaction, table, columns in text.
-const OutboxSQL = `insert into pgreshard.outbox (move, source, commit_lsn, n, tbl, image)
-	values ($1, $2::int, $3::pg_lsn, $4::bigint, $5, $6::text[])`
+// commit LSN, number of the change within its transaction, table, its columns' names, their values in text.
+const OutboxSQL = `insert into pgreshard.outbox (move, source, commit_lsn, n, tbl, columns, image)
+	values ($1, $2::int, $3::pg_lsn, $4::bigint, $5, $6::text[], $7::text[])`
 
-// Outbox reads the image a row left behind when it was deleted by change n of the transaction committed at commit; nil
-// where there is none.
-func (s Stream) Outbox(ctx context.Context, q pg.Querier, commit pg.LSN, n int64) ([]*string, error) {
-	var image []*string
-	err := q.QueryRow(ctx, `select image from pgreshard.outbox
-		where move = $1 and source = $2 and commit_lsn = $3::text::pg_lsn and n = $4`, s.Move, s.Source, commit.String(), n).Scan(&image)
+// Outbox reads the image a row left behind when it was deleted by change n of the transaction committed at commit, with
+// the names of the columns its table had then; nil where there is none.
+func (s Stream) Outbox(ctx context.Context, q pg.Querier, commit pg.LSN, n int64) (columns []string, image []*string, err error) {
+	err = q.QueryRow(ctx, `select columns, image from pgreshard.outbox
+		where move = $1 and source = $2 and commit_lsn = $3::text::pg_lsn and n = $4`, s.Move, s.Source, commit.String(), n).Scan(&columns, &image)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the outbox: %w", err)
+		return nil, nil, fmt.Errorf("read the outbox: %w", err)
 	}
-	return image, nil
+	return columns, image, nil
 }
 
 // SweepSQL drops images no replay can ask for any more: the slot is confirmed past them. Parameters: move, source,

@@ -3,6 +3,7 @@ package sink
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -135,7 +136,7 @@ func (r *router) leave(ctx context.Context, t *Table, shards []int, row pg.Row) 
 		var got pg.Row
 		var err error
 		if r.skip[a.shard] {
-			got, err = a.outboxed(ctx, commit, n)
+			got, err = a.outboxed(ctx, t, commit, n)
 		} else {
 			if got, err = a.takeOut(ctx, t, row); got != nil && err == nil {
 				err = a.keepImage(ctx, t, got, commit, n)
@@ -181,22 +182,34 @@ func textRow(values [][]byte) pg.Row {
 // keepImage writes a deleted row to the outbox, in the transaction that deleted it.
 func (a *applier) keepImage(ctx context.Context, t *Table, image pg.Row, commit pg.LSN, n int64) error {
 	p := a.stream.Checkpoint
-	params := [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(commit.String()), fmt.Append(nil, n), []byte(t.Source.String()), imageLiteral(image)}
+	names := make(pg.Row, len(t.Columns))
+	for i, c := range t.Columns {
+		names[i] = pg.Datum{Kind: pg.Text, Bytes: []byte(c.Name)}
+	}
+	params := [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(commit.String()), fmt.Append(nil, n), []byte(t.Source.String()), imageLiteral(names), imageLiteral(image)}
 	return a.conn.PgConn().ExecParams(ctx, checkpoints.OutboxSQL, params, nil, nil, nil).Read().Err
 }
 
-func (a *applier) outboxed(ctx context.Context, commit pg.LSN, n int64) (pg.Row, error) {
-	image, err := a.stream.Checkpoint.Outbox(ctx, a.conn, commit, n)
+// outboxed reads the image a row left here. The table may have got columns since: the image does not carry them, and the
+// row gets what rows from before have.
+func (a *applier) outboxed(ctx context.Context, t *Table, commit pg.LSN, n int64) (pg.Row, error) {
+	columns, image, err := a.stream.Checkpoint.Outbox(ctx, a.conn, commit, n)
 	if err != nil || image == nil {
 		return nil, err
 	}
-	values := make([][]byte, len(image))
-	for i, v := range image {
-		if v != nil {
-			values[i] = []byte(*v)
+	row := make(pg.Row, len(t.Columns))
+	for i, c := range t.Columns {
+		at := slices.Index(columns, c.Name)
+		switch {
+		case at < 0:
+			row[i].Kind = pg.Unchanged
+		case image[at] == nil:
+			row[i].Kind = pg.Null
+		default:
+			row[i] = pg.Datum{Kind: pg.Text, Bytes: []byte(*image[at])}
 		}
 	}
-	return textRow(values), nil
+	return row, nil
 }
 
 // imageLiteral is a row as a text[] literal.
