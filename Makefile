@@ -29,8 +29,8 @@ demo: build             ## a whole move on throw-away servers, with writers
 test: setup             ## every test, on real servers
 	$(WITH_GO) go test -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
 
-# The suites whose outcome may depend on the server's version: values, identities, partitions.
-VERSION_TESTS ?= Value|Types|Encoding|Identit|Partition|Key|Case0
+# The suites whose outcome may depend on the server's version: values, identities, partitions, slots that a standby keeps.
+VERSION_TESTS ?= Value|Types|Encoding|Identit|Partition|Key|Case0|SourceFailsOver
 
 # source:destination
 PAIRS         ?= 14:14 15:15 16:16 17:17 18:18 14:18

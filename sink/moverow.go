@@ -3,6 +3,7 @@ package sink
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -135,7 +136,7 @@ func (r *router) leave(ctx context.Context, t *Table, shards []int, row pg.Row) 
 		var got pg.Row
 		var err error
 		if r.skip[a.shard] {
-			got, err = a.outboxed(ctx, commit, n)
+			got, err = a.outboxed(ctx, t, commit, n)
 		} else {
 			if got, err = a.takeOut(ctx, t, row); got != nil && err == nil {
 				err = a.keepImage(ctx, t, got, commit, n)
@@ -185,27 +186,39 @@ func (a *applier) keepImage(ctx context.Context, t *Table, image pg.Row, commit 
 
 func (a *applier) outbox(t *Table, image pg.Row, commit pg.LSN, n int64) *statement {
 	p := a.stream.Checkpoint
-	return &statement{sql: checkpoints.OutboxSQL, types: make([]uint32, 6),
-		params: [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(commit.String()), fmt.Append(nil, n), []byte(t.Source.String()), imageLiteral(image)}}
+	names := make(pg.Row, len(t.Columns))
+	for i, c := range t.Columns {
+		names[i] = pg.Datum{Kind: pg.Text, Bytes: []byte(c.Name)}
+	}
+	return &statement{sql: checkpoints.OutboxSQL, types: make([]uint32, 7),
+		params: [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(commit.String()), fmt.Append(nil, n), []byte(t.Source.String()), imageLiteral(names), imageLiteral(image)}}
 }
 
-func (a *applier) outboxed(ctx context.Context, commit pg.LSN, n int64) (pg.Row, error) {
-	image, err := a.stream.Checkpoint.Outbox(ctx, a.conn, commit, n)
+// outboxed reads the image a row left here. The table may have got columns since: the image does not carry them, and the
+// row gets what rows from before have.
+func (a *applier) outboxed(ctx context.Context, t *Table, commit pg.LSN, n int64) (pg.Row, error) {
+	columns, image, err := a.stream.Checkpoint.Outbox(ctx, a.conn, commit, n)
 	if err != nil || image == nil {
 		return nil, err
 	}
-	return imageRow(image), nil
+	return t.imageRow(columns, image), nil
 }
 
-// imageRow is a row as the outbox keeps it.
-func imageRow(image []*string) pg.Row {
-	values := make([][]byte, len(image))
-	for i, v := range image {
-		if v != nil {
-			values[i] = []byte(*v)
+// imageRow is a row as the outbox keeps it: a column the table has got since is one the log did not carry.
+func (t *Table) imageRow(columns []string, image []*string) pg.Row {
+	row := make(pg.Row, len(t.Columns))
+	for i, c := range t.Columns {
+		at := slices.Index(columns, c.Name)
+		switch {
+		case at < 0:
+			row[i].Kind = pg.Unchanged
+		case image[at] == nil:
+			row[i].Kind = pg.Null
+		default:
+			row[i] = pg.Datum{Kind: pg.Text, Bytes: []byte(*image[at])}
 		}
 	}
-	return textRow(values)
+	return row
 }
 
 // imageLiteral is a row as a text[] literal.

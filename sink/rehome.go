@@ -473,17 +473,19 @@ func rehomedNumber(pass, i int64) int64 { return -(pass<<40 + i) }
 
 // leftOutOf reads images that a mapping's change left on this shard, from number after on; -1: there are no more.
 func (a *applier) leftOutOf(ctx context.Context, t *Table, commit pg.LSN, pass, after int64) (images []pg.Row, next int64, err error) {
-	list, last, err := a.stream.Checkpoint.OutboxOf(ctx, a.conn, commit, t.Source.String(), rehomedNumber(pass+1, 0), rehomedNumber(pass, after), rehomedRows)
+	list, err := a.stream.Checkpoint.OutboxOf(ctx, a.conn, commit, t.Source.String(), rehomedNumber(pass+1, 0), rehomedNumber(pass, after), rehomedRows)
 	if err != nil {
 		return nil, -1, err
 	}
+	next = -1
 	for _, image := range list {
-		images = append(images, imageRow(image))
+		images = append(images, t.imageRow(image.Columns, image.Values))
+		next = -image.N - pass<<40
 	}
 	if len(list) < rehomedRows {
 		return images, -1, nil
 	}
-	return images, -last - pass<<40, nil
+	return images, next, nil
 }
 
 // qualified lists columns of t.

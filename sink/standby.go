@@ -30,25 +30,25 @@ type flushPoint struct{ at, wal pg.LSN }
 func (w *secured) watch(ctx context.Context) error {
 	s := w.shard.stream
 	conn, err := pg.Open(ctx, s.Shards[w.shard.shard], pg.Reader, s.AppName)
-	if err != nil {
-		return err
-	}
 	defer pg.Close(conn)
-	for {
+	for err == nil {
 		pause := askForNew
 		if w.shard.replicated.Load() {
 			pause = askStandbys
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil
 		case <-time.After(pause):
 		}
-		if err := w.ask(ctx, conn); err != nil {
-			return err
+		if err = w.ask(ctx, conn); err == nil {
+			s.committed()
 		}
-		s.committed()
 	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // ask notes how far the standbys are. The checkpoint is read before the question, so that its commit lies before the

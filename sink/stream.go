@@ -131,13 +131,27 @@ func (s *Stream) forgetFuture() {
 	s.ran = true
 }
 
-// apply runs the router and an applier a shard until all have ended.
+// apply writes until the blocks end, and looks at the shards' standbys as long.
 func (s *Stream) apply(ctx context.Context, blocks <-chan *pg.Block, release func(*pg.Block)) error {
 	g, ctx := errgroup.WithContext(ctx)
-	for _, a := range s.appliers {
-		if s.Standbys {
-			g.Go(func() error { return a.secured.watch(ctx) })
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	if s.Standbys {
+		for _, a := range s.appliers {
+			g.Go(func() error { return a.secured.watch(watching) })
 		}
+	}
+	g.Go(func() error {
+		defer stop()
+		return s.write(ctx, blocks, release)
+	})
+	return g.Wait()
+}
+
+// write runs the router and an applier a shard until all have ended.
+func (s *Stream) write(ctx context.Context, blocks <-chan *pg.Block, release func(*pg.Block)) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, a := range s.appliers {
 		g.Go(func() error {
 			if err := a.run(ctx); err != nil {
 				return fmt.Errorf("apply source %d to %s: %w", s.Checkpoint.Source, a.shard, err)

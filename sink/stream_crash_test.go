@@ -312,3 +312,51 @@ func TestARowThatIsThereAlreadyStopsTheStream(t *testing.T) {
 		t.Errorf("%s rows", n)
 	}
 }
+
+// What looks at the shards' standbys ends with what is written.
+func TestAStreamThatLooksAtStandbysEndsWithItsBlocks(t *testing.T) {
+	t.Parallel()
+	f := follow(t, 2, `create table a (id int primary key)`, "", rules{sharded: map[string]string{"a": "id"}})
+	f.stream.Standbys = true
+	blocks, done := make(chan *pg.Block), make(chan error, 1)
+	close(blocks)
+	go func() { done <- f.stream.Run(t.Context(), blocks, func(*pg.Block) {}) }()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(streamPatience):
+		t.Fatal("it does not end")
+	}
+}
+
+// A row that one shard has given away is taken over by another that has got a column meanwhile.
+func TestARowOnItsWayWhileItsTableGetsAColumn(t *testing.T) {
+	t.Parallel()
+	f := follow(t, 2, `create table notes (id int primary key, tenant bigint, pad text); alter table notes alter pad set storage external`, "",
+		rules{sharded: map[string]string{"notes": "tenant"}})
+	f.watch = f.conns()
+	a, b := f.keyOn(0, 0), f.keyOn(1, 0)
+	stop := f.run()
+	f.exec(fmt.Sprintf(`insert into notes select 1, %d, string_agg(md5(g::text), '') from generate_series(1, 100) g`, a))
+	f.catchUp()
+	stop()
+	f.takeOver()
+	f.haltAfter(0)
+	stop = f.run()
+	f.exec(fmt.Sprintf(`update notes set tenant = %d`, b))
+	f.exec(`select pg_logical_emit_message(true, 'pgreshard', 'both')`)
+	if err := f.failure(); !errors.Is(err, errHalt) {
+		t.Fatalf("it ended with %v", err)
+	}
+	stop()
+	for _, db := range append(f.shards, f.source) {
+		db.Exec(t, `alter table notes add column more int default 7`)
+	}
+	f.takeOver()
+	stop = f.run()
+	f.catchUp()
+	f.compareUnder(t)
+	stop()
+}
