@@ -12,12 +12,13 @@ TIMEOUT     ?= 20m
 FUZZ_TIME   ?= 30s
 SEEDS       ?= 200
 LEADERS     ?= 20
+ROUNDS      ?= 20
 # Tests start real servers: packages beside each other cost memory more than they save time.
 PARALLEL    ?= 2
 # bench: copy, catchup or all. Its sizes are in docs/performance.md.
 BENCH       ?= all
 
-.PHONY: build demo test test-versions property leaders race bench memory fuzz lint setup clean
+.PHONY: build demo test test-versions property leaders race bench memory faults torture fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -58,6 +59,12 @@ bench: setup            ## copy and catch-up beside native replication, in one r
 
 memory: setup           ## peak memory beside a table of 2 GB and a transaction of a million rows (12 GB of disk)
 	$(WITH_GO) PGRESHARD_TEST_MEMORY=1 go test -v -count 1 -timeout 120m -run '^TestTheWorkerStaysSmall' $(TEST_FLAGS) ./cmd/pgreshard
+
+torture: setup          ## ROUNDS random moves under random faults, each with a seed of its own (TORTURE_SEED runs one again)
+	$(WITH_GO) TORTURE_ROUNDS=$(ROUNDS) go test -v -count 1 -timeout 24h -parallel 2 -run '^TestWhateverFailsAtRandomNothingIsLost$$' $(TEST_FLAGS) ./cmd/pgreshard
+
+faults: setup           ## every fault at every victim and point of a move (docs/operations.md, "What was made to fail")
+	$(WITH_GO) PGRESHARD_TEST_FAULTS=1 go test -v -count 1 -timeout 60m -parallel 2 -run '^TestWhateverFailsWhereverNothingIsLost$$' $(TEST_FLAGS) ./cmd/pgreshard
 
 fuzz: setup             ## each fuzz test for FUZZ_TIME
 	@$(WITH_GO) for package in $$(go list $(PACKAGES)); do \

@@ -80,7 +80,7 @@ func (c *Cluster) Kill() error {
 	// Held still, the postmaster cannot make new children between the listing and its end.
 	_ = syscall.Kill(c.pid, syscall.SIGSTOP)
 	children := childrenOf(c.pid)
-	if err := syscall.Kill(c.pid, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(c.pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH { // it may have ended by itself
 		return fmt.Errorf("kill the server: %w", err)
 	}
 	for _, child := range children {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -54,6 +55,7 @@ type Workload struct {
 	ledger *Ledger
 
 	writers []*writer
+	pause   atomic.Int64 // nanoseconds from one transaction of a writer to its next
 }
 
 // stripe separates the ids of writers: id mod stripe is the writer's number; Fill is number 0.
@@ -74,6 +76,7 @@ func NewWorkload(o WorkloadOptions) *Workload {
 		}
 	}
 	w := &Workload{o: o, ledger: newLedger(omni)}
+	w.Pace(o.Rate)
 	for n := range o.Writers {
 		w.writers = append(w.writers, newWriter(w, n+1))
 	}
@@ -96,6 +99,15 @@ func (w *Workload) Run(ctx context.Context) error {
 		})
 	}
 	return g.Wait()
+}
+
+// Pace changes the Rate, also while Run runs.
+func (w *Workload) Pace(rate float64) {
+	var pause time.Duration
+	if rate > 0 {
+		pause = time.Duration(float64(w.o.Writers) / rate * float64(time.Second))
+	}
+	w.pause.Store(int64(pause))
 }
 
 // Stats adds up what all writers have seen so far.

@@ -86,14 +86,10 @@ func (w *writer) run(ctx context.Context) error {
 
 // pacer spaces transactions evenly; time lost in a freeze is not made up for. It says false when the context has ended.
 func (w *writer) pacer() func(context.Context) bool {
-	var pause time.Duration
-	if w.load.o.Rate > 0 {
-		pause = time.Duration(float64(w.load.o.Writers) / w.load.o.Rate * float64(time.Second))
-	}
-	due := time.Now().Add(time.Duration(w.random.Int64N(int64(pause) + 1)))
+	due := time.Now().Add(time.Duration(w.random.Int64N(w.load.pause.Load() + 1)))
 	return func(ctx context.Context) bool {
 		alive := sleep(ctx, time.Until(due))
-		due = due.Add(pause)
+		due = due.Add(time.Duration(w.load.pause.Load()))
 		if now := time.Now(); due.Before(now) {
 			due = now
 		}

@@ -140,11 +140,19 @@ type rig struct {
 func newRig(t *testing.T, n int, options pgtest.WorkloadOptions, more string) *rig {
 	t.Helper()
 	cluster := pgtest.Shared(t)
-	r := &rig{t: t, listen: freePort(t), sources: []*pgtest.DB{cluster.Database(t)}}
-	r.name = nameOf(r.sources[0])
-	r.sources[0].Exec(t, pgtest.WorkloadSchema)
+	sources, shards := []*pgtest.DB{cluster.Database(t)}, []*pgtest.DB{}
 	for range n {
-		r.shards = append(r.shards, cluster.Database(t))
+		shards = append(shards, cluster.Database(t))
+	}
+	return rigOn(t, sources, shards, options, more)
+}
+
+// rigOn is newRig on empty databases that are there.
+func rigOn(t *testing.T, sources, shards []*pgtest.DB, options pgtest.WorkloadOptions, more string) *rig {
+	t.Helper()
+	r := &rig{t: t, listen: freePort(t), sources: sources, shards: shards, name: nameOf(sources[0])}
+	for _, db := range sources {
+		db.Exec(t, pgtest.WorkloadSchema)
 	}
 	r.file = filepath.Join(t.TempDir(), "pgreshard.toml")
 	r.env = []string{stateVariable + "=" + t.TempDir()}
