@@ -88,6 +88,9 @@ func (m *Move) endSessions(ctx context.Context, conn *pgx.Conn, list string, arg
 	var left []int32
 	err := conn.QueryRow(ctx, fmt.Sprintf(`select coalesce(array_agg(pid) filter (where not pg_terminate_backend(pid, %d)), '{}')
 		from (%s) s`, leftoverWait.Milliseconds(), list), args...).Scan(&left)
+	if err == nil && len(left) > 0 { // of one that has just ended by itself the server says the same as of one that does not end
+		err = conn.QueryRow(ctx, `select coalesce(array_agg(pid), '{}') from pg_stat_activity where pid = any($1)`, left).Scan(&left)
+	}
 	switch {
 	case pg.Code(err) == "42501":
 		return fmt.Errorf("sessions of the worker before this one cannot be ended: %w; hint: connect as the role it used, or grant pg_signal_backend to this one", err)

@@ -59,7 +59,7 @@ func take(t *testing.T) *machineSet {
 
 // newMachine is on a disk of its own where that can be had.
 func newMachine() (m machine, err error) {
-	o := pgtest.Options{Room: 1 << 30, Settings: map[string]string{"max_wal_size": "64MB", "max_connections": "100", "superuser_reserved_connections": "0"}}
+	o := pgtest.Options{Room: 640 << 20, Settings: map[string]string{"max_wal_size": "64MB", "max_connections": "100", "superuser_reserved_connections": "0"}}
 	if m.Cluster, err = pgtest.New(context.Background(), o); err != nil {
 		o.Room = 0
 		m.Cluster, err = pgtest.New(context.Background(), o)
@@ -97,7 +97,7 @@ func strikeAll(t *testing.T, cells []cell) {
 	if cells = slices.DeleteFunc(cells, func(c cell) bool { return !set.can(c) }); len(cells) == 0 {
 		t.Skip("a disk that can be filled needs Linux and root")
 	}
-	s := newStruck(t, set, []int{0}, []int{1, 2}, pgtest.WorkloadOptions{Writers: 4, Rate: 50, Lookups: true, KeyChanges: true, NewTenants: true}, "[cutover]\nreverse = false\n[copy]\nworkers = 2\n")
+	s := newStruck(t, set, []int{0}, []int{1, 2}, pgtest.WorkloadOptions{Writers: 4, Rate: 25, Lookups: true, KeyChanges: true, NewTenants: true}, "[cutover]\nreverse = false\n[copy]\nworkers = 2\n")
 	s.args = []string{"migrate", "--yes"}
 	s.shut(cells)
 	stop := s.write()
