@@ -66,7 +66,7 @@ func (r *router) push(ctx context.Context, shard int, seq int64) error {
 }
 
 // call runs fn on each of the shards at this very place in the stream, inside the open destination transaction, and
-// waits for all of them.
+// waits for all of them. After an error some may still run it: what fn writes must not be read then.
 func (r *router) call(ctx context.Context, shards []int, fn func(ctx context.Context, a *applier) error) error {
 	// A shard may be about to commit something that others must have executed first: they need their part for that.
 	ready := shards

@@ -129,5 +129,8 @@ func (r *router) takeAny(ctx context.Context, t *Table, row pg.Row) (pg.Row, err
 		}
 		return err
 	})
-	return image, err
+	if err != nil { // a shard may still be at it
+		return nil, err
+	}
+	return image, nil
 }

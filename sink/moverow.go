@@ -125,14 +125,15 @@ func (a *applier) exec(ctx context.Context, s statement) *pgconn.Result {
 
 // leave deletes a row from whichever of shards has it, keeps its image in the outbox there, and returns the image; nil
 // where none has it. A shard that is ahead is asked for the image it left behind.
-func (r *router) leave(ctx context.Context, t *Table, shards []int, row pg.Row) (image pg.Row, err error) {
+func (r *router) leave(ctx context.Context, t *Table, shards []int, row pg.Row) (pg.Row, error) {
 	if len(shards) == 0 {
 		return nil, nil
 	}
 	var mu sync.Mutex
+	var image pg.Row
 	found := 0
 	n, commit := r.n, r.tx.Commit
-	err = r.call(ctx, shards, func(ctx context.Context, a *applier) error {
+	err := r.call(ctx, shards, func(ctx context.Context, a *applier) error {
 		var got pg.Row
 		var err error
 		if r.skip[a.shard] {
@@ -150,10 +151,13 @@ func (r *router) leave(ctx context.Context, t *Table, shards []int, row pg.Row) 
 		}
 		return err
 	})
-	if err == nil && found > 1 {
-		err = &DivergedError{Table: t.Source, At: commit, What: fmt.Sprintf("a row is on %d shards", found), Key: keyText(row, t.Key)}
+	if err != nil { // a shard may still be at it
+		return nil, err
 	}
-	return image, err
+	if found > 1 {
+		return nil, &DivergedError{Table: t.Source, At: commit, What: fmt.Sprintf("a row is on %d shards", found), Key: keyText(row, t.Key)}
+	}
+	return image, nil
 }
 
 // takeOut deletes a row and returns it, nil where it was not there.
