@@ -16,54 +16,6 @@ type Answer struct {
 	Key, Value int // indexes into the table's Columns
 }
 
-// mappingPasses keeps the cache in step with a row that lookups read. One that comes is the answer to its key, where
-// the query is that simple; whatever was cached is forgotten, since the key may have had another translation. One that
-// goes is forgotten when its transaction ends: rows placed by it may go in the same transaction, after it (ON DELETE
-// CASCADE), and are found by it. Rows that came before it in the same transaction, and wait for its end, are translated
-// by it now: those that have no other mapping then go with it. Rows placed by what was move at the transaction's end.
-func (r *router) mappingPasses(ctx context.Context, t *Table, kind pg.Op, old, new pg.Row) error {
-	switch kind {
-	case pg.OpInsert:
-		r.forgetTranslations(t, new)
-		for _, a := range t.Answers {
-			if new[a.Key].Kind == pg.Text && new[a.Value].Kind == pg.Text {
-				r.Router.Lookups.Store(a.Query, new[a.Key].Bytes, new[a.Value].Bytes)
-			}
-		}
-		if r.Mine == nil {
-			r.mappingComes(t, new)
-		}
-	case pg.OpUpdate:
-		return r.mappingUpdated(ctx, t, old, new)
-	case pg.OpDelete:
-		r.leaving = append(r.leaving, leaving{t, old})
-		if err := r.translateHeld(ctx, t); err != nil || r.Mine != nil {
-			return err
-		}
-		return r.mappingGoes(ctx, t, old)
-	}
-	return nil
-}
-
-// mappingsEmptied is mappingGoes for every row of the tables a TRUNCATE empties.
-func (r *router) mappingsEmptied(ctx context.Context, c heldChange) error {
-	for _, t := range r.tables(c) {
-		if len(t.Feeds) == 0 || r.Mine != nil {
-			continue
-		}
-		for _, f := range t.Feeds {
-			r.unmapped(t, f).add(nil, -1)
-			if !f.Adds {
-				r.rehomeLater(Feed{Query: f.Query, Key: -1}, nil, every)
-			}
-		}
-		if err := r.recordUnmapped(ctx, t); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // translateHeld fills the cache for the rows that are held and whose keys a mapping table translates, as it stands here.
 func (r *router) translateHeld(ctx context.Context, mapping *Table) error {
 	wanted := map[*Table]map[string]bool{}

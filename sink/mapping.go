@@ -1,0 +1,266 @@
+package sink
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"pgreshard/checkpoints"
+	"pgreshard/layout"
+	"pgreshard/lookup"
+	"pgreshard/pg"
+)
+
+// Feed says that the translations of a query come from a table.
+type Feed struct {
+	Query *lookup.Query
+	// Key is the column the query asks the table by, and the only way it does: a row answers the key it has there, and no
+	// other. -1 where it is not known which keys a row answers.
+	Key int
+	// Adds: a row that comes translates keys that had no translation, and no others.
+	Adds bool
+}
+
+// mappingPasses keeps the cache in step with a row that lookups read. One that comes is the answer to its key, where
+// the query is that simple; whatever was cached is forgotten, since the key may have had another translation. One that
+// goes is forgotten when its transaction ends: rows placed by it may go in the same transaction, after it (ON DELETE
+// CASCADE), and are found by it. Rows that came before it in the same transaction, and wait for its end, are translated
+// by it now: those that have no other mapping then go with it. Rows placed by what was move at the transaction's end.
+func (r *router) mappingPasses(ctx context.Context, t *Table, kind pg.Op, old, new pg.Row) error {
+	switch kind {
+	case pg.OpInsert:
+		r.forgetTranslations(t, new)
+		for _, a := range t.Answers {
+			if new[a.Key].Kind == pg.Text && new[a.Value].Kind == pg.Text {
+				r.Router.Lookups.Store(a.Query, new[a.Key].Bytes, new[a.Value].Bytes)
+			}
+		}
+		if r.Mine == nil {
+			r.mappingComes(t, new)
+		}
+	case pg.OpUpdate:
+		return r.mappingUpdated(ctx, t, old, new)
+	case pg.OpDelete:
+		r.leaving = append(r.leaving, leaving{t, old})
+		if err := r.translateHeld(ctx, t); err != nil || r.Mine != nil {
+			return err
+		}
+		return r.mappingGoes(ctx, t, old)
+	}
+	return nil
+}
+
+// mappingsEmptied is mappingGoes for every row of the tables a TRUNCATE empties.
+func (r *router) mappingsEmptied(ctx context.Context, c heldChange) error {
+	for _, t := range r.tables(c) {
+		if len(t.Feeds) == 0 || r.Mine != nil {
+			continue
+		}
+		for _, f := range t.Feeds {
+			r.unmapped(t, f).add(nil, -1)
+			if !f.Adds {
+				r.rehomeLater(Feed{Query: f.Query, Key: -1}, nil, every)
+			}
+		}
+		if err := r.recordUnmapped(ctx, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxKeys bounds the keys that are remembered one by one; beyond it every key is meant.
+const maxKeys = 100_000
+
+// keySet is a set of keys, or all there are.
+type keySet struct {
+	all  bool
+	keys map[string]struct{}
+}
+
+// add puts in the key a row has in a column: all keys where there is no such column, or the log does not carry it.
+func (s *keySet) add(row pg.Row, column int) {
+	switch {
+	case s.all:
+	case column < 0 || row == nil || row[column].Kind == pg.Unchanged || len(s.keys) >= maxKeys:
+		s.all, s.keys = true, nil
+	case row[column].Kind == pg.Text:
+		if s.keys == nil {
+			s.keys = map[string]struct{}{}
+		}
+		s.keys[string(row[column].Bytes)] = struct{}{}
+	}
+}
+
+func (s *keySet) has(row pg.Row, column int) bool {
+	if s.all || s.keys == nil || column < 0 {
+		return s.all
+	}
+	_, ok := s.keys[string(row[column].Bytes)]
+	return ok || row[column].Kind == pg.Unchanged
+}
+
+// feedID tells the feeds of a stream apart.
+type feedID struct {
+	table pg.Name
+	query int
+}
+
+// unmapped are the keys of a feed whose mapping rows went while the stream ran: rows may carry them still, and a mapping
+// row that comes for one of them moves those.
+func (r *router) unmapped(t *Table, f Feed) *keySet {
+	id := feedID{t.Source, f.Query.ID}
+	if r.Stream.unmapped[id] == nil {
+		r.Stream.unmapped[id] = &keySet{all: t.Unmapped}
+	}
+	return r.Stream.unmapped[id]
+}
+
+// rehomeLater notes that the translation of a row's key may change, and holds the changes of the tables that go by it.
+func (r *router) rehomeLater(f Feed, row pg.Row, which func(*Table) bool) {
+	for _, t := range r.fedBy(f.Query) {
+		if !which(t) {
+			continue
+		}
+		i := slices.IndexFunc(r.rehomings, func(h *rehoming) bool { return h.table == t })
+		if i < 0 {
+			i = len(r.rehomings)
+			r.rehomings = append(r.rehomings, &rehoming{table: t})
+		}
+		r.rehomings[i].keys.add(row, f.Key)
+		r.holding[t] = true
+	}
+}
+
+func every(*Table) bool { return true }
+
+// fedBy lists the tables whose keys a query translates, each once, whatever its leaves.
+func (r *router) fedBy(q *lookup.Query) []*Table {
+	if fed, ok := r.fed[q.ID]; ok {
+		return fed
+	}
+	byName := map[pg.Name]*Table{}
+	for _, t := range r.Tables {
+		if t.Query != nil && t.Query.ID == q.ID && (byName[t.Source] == nil || t.StartsAt < byName[t.Source].StartsAt) {
+			byName[t.Source] = t
+		}
+	}
+	r.fed[q.ID] = slices.SortedFunc(maps.Values(byName), func(a, b *Table) int { return strings.Compare(a.Source.String(), b.Source.String()) })
+	return r.fed[q.ID]
+}
+
+// translationsChange notes that a mapping row has become another one in what lookups read. old is nil where the log does
+// not tell it: then the row's identity is the one it had.
+func (r *router) translationsChange(t *Table, old, new pg.Row) {
+	for _, f := range t.Feeds {
+		r.rehomeLater(f, new, every)
+		switch {
+		case old != nil:
+			r.rehomeLater(f, old, every)
+		case f.Key >= 0 && !t.inKey(f.Key):
+			r.rehomeLater(Feed{Query: f.Query, Key: -1}, nil, every)
+		}
+	}
+}
+
+// mappingComes looks for rows that go by a key that has a translation from now on.
+func (r *router) mappingComes(t *Table, new pg.Row) {
+	for _, f := range t.Feeds {
+		known := !f.Adds || r.unmapped(t, f).has(new, f.Key)
+		r.rehomeLater(f, new, func(of *Table) bool { return known || of.Rule.OnMissing != layout.MissingStop })
+	}
+}
+
+// mappingGoes remembers keys that may have no translation from now on. Rows that carry them stay where they are.
+func (r *router) mappingGoes(ctx context.Context, t *Table, old pg.Row) error {
+	for _, f := range t.Feeds {
+		r.unmapped(t, f).add(old, f.Key)
+		if !f.Adds {
+			r.rehomeLater(f, old, every)
+		}
+	}
+	return r.recordUnmapped(ctx, t)
+}
+
+// recordUnmapped tells the next worker that mapping rows went, once a run.
+func (r *router) recordUnmapped(ctx context.Context, t *Table) error {
+	if t.Unmapped || r.recorded[t] {
+		return nil
+	}
+	r.recorded[t] = true
+	p := r.Checkpoint
+	return r.call(ctx, r.live(r.all), func(ctx context.Context, a *applier) error {
+		return a.exec(ctx, statement{sql: checkpoints.UnmappedSQL, types: make([]uint32, 3),
+			params: [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(t.Source.String())}}).Err
+	})
+}
+
+// mappingUpdated finds out whether an update changes what lookups read. The log tells only where it carries the old row;
+// else the statement itself looks, and after one has found a change, the shards are asked before.
+func (r *router) mappingUpdated(ctx context.Context, t *Table, old, new pg.Row) error {
+	changed := t.guardChanged(old, new)
+	if r.Mine != nil {
+		if changed {
+			return &MappingChangedError{Table: t.Source, At: r.tx.Commit}
+		}
+		return nil
+	}
+	if !changed && r.isCareful(t) && !t.guardKnown(old) {
+		stands, err := r.standing(ctx, t, find(old, new))
+		if err != nil {
+			return err
+		}
+		changed = stands == nil || changedIn(t.Guard, stands, new)
+		if stands != nil {
+			old = stands
+		}
+	}
+	if r.remaps = changed; !changed {
+		return nil
+	}
+	r.translationsChange(t, old, new)
+	return r.keysGo(ctx, t, old, new)
+}
+
+// keysGo remembers keys that an updated mapping row answers no more.
+func (r *router) keysGo(ctx context.Context, t *Table, old, new pg.Row) error {
+	went := false
+	for _, f := range t.Feeds {
+		if f.Key < 0 || old == nil && !t.inKey(f.Key) || old != nil && differ(old[f.Key], new[f.Key]) {
+			r.unmapped(t, f).add(old, f.Key)
+			went = true
+		}
+	}
+	if !went {
+		return nil
+	}
+	return r.recordUnmapped(ctx, t)
+}
+
+func (t *Table) guardKnown(old pg.Row) bool {
+	return old != nil && !slices.ContainsFunc(t.Guard, func(c int) bool { return old[c].Kind == pg.Unchanged })
+}
+
+// standing reads a row as it stands on the shards; nil where none that is at this place in the stream has it.
+func (r *router) standing(ctx context.Context, t *Table, row pg.Row) (stands pg.Row, err error) {
+	shards := r.live(r.all)
+	if t.Rule.Omni {
+		shards = []int{r.lowest()}
+	}
+	var s statement
+	s.sql = fmt.Sprintf("select %s from %s t where %s limit 1", t.columnList(all(len(t.Columns))), t.destRows(), s.locate(t, row))
+	var mu sync.Mutex
+	err = r.call(ctx, shards, func(ctx context.Context, a *applier) error {
+		result := a.exec(ctx, s)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, values := range result.Rows {
+			stands = textRow(values)
+		}
+		return result.Err
+	})
+	return stands, err
+}
