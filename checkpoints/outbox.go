@@ -52,22 +52,6 @@ func (s Stream) OutboxOf(ctx context.Context, q pg.Querier, commit pg.LSN, table
 	return images, nil
 }
 
-// UnmappedSQL records that rows of a mapping table went while the stream ran, in the transaction in which they do, so that
-// a later worker looks for rows they had placed. Parameters: move, source, table.
-const UnmappedSQL = `insert into pgreshard.unmapped (move, source, tbl) values ($1, $2::int, $3) on conflict do nothing`
-
-// Unmapped reads what UnmappedSQL recorded.
-func (s Stream) Unmapped(ctx context.Context, q pg.Querier) (map[string]bool, error) {
-	rows, err := q.Query(ctx, `select tbl from pgreshard.unmapped where move = $1 and source = $2`, s.Move, s.Source)
-	if err != nil {
-		return nil, fmt.Errorf("read which mappings lost rows: %w", err)
-	}
-	out := map[string]bool{}
-	var table string
-	_, err = pgx.ForEachRow(rows, []any{&table}, func() error { out[table] = true; return nil })
-	return out, err
-}
-
 // SweepSQL drops images no replay can ask for any more: the slot is confirmed past them. Parameters: move, source,
 // confirmed position.
 const SweepSQL = `delete from pgreshard.outbox where move = $1 and source = $2::int and commit_lsn < $3::pg_lsn`

@@ -41,8 +41,6 @@ create table if not exists pgreshard.resumed (
 create table if not exists pgreshard.outbox (
   move text, source int, commit_lsn pg_lsn, n bigint, tbl text not null, image text[] not null,
   primary key (move, source, commit_lsn, n));
-create table if not exists pgreshard.unmapped (
-  move text, source int, tbl text, primary key (move, source, tbl));
 alter table pgreshard.outbox add column if not exists columns text[] not null default '{}';
 create table if not exists pgreshard.layout (
   database text, version int, record jsonb not null, primary key (database, version));

@@ -12,9 +12,10 @@ import (
 // feed is what a mapping table is to a lookup_query, told by the query's words where they are so few that nothing else
 // can be meant; what is not told is found by asking for every key, and is no less right (sink.Feed).
 type feed struct {
-	query *lookup.Query
-	key   string // the column that is asked for $1; empty where that is not known
-	adds  bool   // a row that comes translates only keys that had no translation
+	query  *lookup.Query
+	key    string // the column that is asked for $1; empty where that is not known
+	adds   bool   // a row that comes moves nothing but rows whose key had no translation
+	unique bool   // no two of its rows answer one key
 }
 
 // noteFeeds says, for each table a lookup reads, which of its rows answer which keys.
@@ -26,11 +27,10 @@ func (inv *inventory) noteFeeds(t *moved) {
 		if from == nil {
 			continue
 		}
-		f := feed{query: t.query, adds: shape.simple}
+		f := feed{query: t.query, adds: shape.simple, unique: shape.simple}
 		if shape.simple && inv.asksBy(shape, t, name) {
 			f.key = shape.column
-			// Of several rows with one key the query knows no translation, and of the last that stays it does.
-			f.adds = keyed(inv.sources[0].Table(name), f.key)
+			f.unique = keyed(inv.sources[0].Table(name), f.key)
 		}
 		from.feeds = append(from.feeds, f)
 	}

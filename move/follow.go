@@ -41,18 +41,14 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 			return nil, err
 		}
 		var resumed map[string]checkpoints.Resumed
-		var unmapped map[string]bool
 		err = m.home(ctx, func(conn *pgx.Conn) (err error) {
-			if resumed, err = m.stream(n).ResumedTables(ctx, conn); err == nil {
-				unmapped, err = m.stream(n).Unmapped(ctx, conn)
-			}
+			resumed, err = m.stream(n).ResumedTables(ctx, conn)
 			return err
 		})
 		if err != nil {
 			return nil, err
 		}
 		for _, t := range tables {
-			t.Unmapped = unmapped[t.Source.String()]
 			t.Forgive, t.StartsAt = resumed[t.Source.String()].ForgiveUntil, max(t.StartsAt, resumed[t.Source.String()].StartsAt)
 		}
 		s := sink.NewStream(m.Destination.Shards)

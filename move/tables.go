@@ -320,7 +320,7 @@ func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string)
 		if f.key != "" {
 			key = at(f.key)
 		}
-		st.Feeds = append(st.Feeds, sink.Feed{Query: f.query, Key: key, Adds: f.adds})
+		st.Feeds = append(st.Feeds, sink.Feed{Query: f.query, Key: key, Adds: f.adds, Unique: f.unique})
 	}
 	for _, name := range t.guard {
 		if i := at(name); i >= 0 {

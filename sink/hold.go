@@ -40,9 +40,7 @@ func (r *router) apply(ctx context.Context, c heldChange) error {
 		}
 	}
 	if c.truncate != nil {
-		if err := r.mappingsEmptied(ctx, c); err != nil {
-			return err
-		}
+		r.mappingsEmptied(c)
 		return r.truncate(ctx, c.truncate)
 	}
 	r.remaps = false

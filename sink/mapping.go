@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 
-	"pgreshard/checkpoints"
 	"pgreshard/layout"
 	"pgreshard/lookup"
 	"pgreshard/pg"
@@ -20,8 +19,10 @@ type Feed struct {
 	// Key is the column the query asks the table by, and the only way it does: a row answers the key it has there, and no
 	// other. -1 where it is not known which keys a row answers.
 	Key int
-	// Adds: a row that comes translates keys that had no translation, and no others.
+	// Adds: a row that comes gives a translation to keys that had none, and another one to no key.
 	Adds bool
+	// Unique: no two rows of the table answer one key, so that none has a translation because a row went.
+	Unique bool
 }
 
 // mappingPasses keeps the cache in step with a row that lookups read. One that comes is the answer to its key, where
@@ -48,28 +49,24 @@ func (r *router) mappingPasses(ctx context.Context, t *Table, kind pg.Op, old, n
 		if err := r.translateHeld(ctx, t); err != nil || r.Mine != nil {
 			return err
 		}
-		return r.mappingGoes(ctx, t, old)
+		r.mappingGoes(t, old)
 	}
 	return nil
 }
 
 // mappingsEmptied is mappingGoes for every row of the tables a TRUNCATE empties.
-func (r *router) mappingsEmptied(ctx context.Context, c heldChange) error {
+func (r *router) mappingsEmptied(c heldChange) {
 	for _, t := range r.tables(c) {
-		if len(t.Feeds) == 0 || r.Mine != nil {
-			continue
+		if r.Mine != nil {
+			return
 		}
 		for _, f := range t.Feeds {
 			r.unmapped(t, f).add(nil, -1)
-			if !f.Adds {
+			if !f.Unique {
 				r.rehomeLater(Feed{Query: f.Query, Key: -1}, nil, every)
 			}
 		}
-		if err := r.recordUnmapped(ctx, t); err != nil {
-			return err
-		}
 	}
-	return nil
 }
 
 // maxKeys bounds the keys that are remembered one by one; beyond it every key is meant.
@@ -109,12 +106,12 @@ type feedID struct {
 	query int
 }
 
-// unmapped are the keys of a feed whose mapping rows went while the stream ran: rows may carry them still, and a mapping
-// row that comes for one of them moves those.
+// unmapped are the keys of a feed whose mapping rows went while this process follows: rows may carry them still, and a
+// mapping row that comes for one of them moves those.
 func (r *router) unmapped(t *Table, f Feed) *keySet {
 	id := feedID{t.Source, f.Query.ID}
 	if r.Stream.unmapped[id] == nil {
-		r.Stream.unmapped[id] = &keySet{all: t.Unmapped}
+		r.Stream.unmapped[id] = &keySet{}
 	}
 	return r.Stream.unmapped[id]
 }
@@ -174,28 +171,15 @@ func (r *router) mappingComes(t *Table, new pg.Row) {
 	}
 }
 
-// mappingGoes remembers keys that may have no translation from now on. Rows that carry them stay where they are.
-func (r *router) mappingGoes(ctx context.Context, t *Table, old pg.Row) error {
+// mappingGoes remembers keys that may have no translation from now on. Rows that carry them stay where they are, unless
+// another row answers the key.
+func (r *router) mappingGoes(t *Table, old pg.Row) {
 	for _, f := range t.Feeds {
 		r.unmapped(t, f).add(old, f.Key)
-		if !f.Adds {
+		if !f.Unique {
 			r.rehomeLater(f, old, every)
 		}
 	}
-	return r.recordUnmapped(ctx, t)
-}
-
-// recordUnmapped tells the next worker that mapping rows went, once a run.
-func (r *router) recordUnmapped(ctx context.Context, t *Table) error {
-	if t.Unmapped || r.recorded[t] {
-		return nil
-	}
-	r.recorded[t] = true
-	p := r.Checkpoint
-	return r.call(ctx, r.live(r.all), func(ctx context.Context, a *applier) error {
-		return a.exec(ctx, statement{sql: checkpoints.UnmappedSQL, types: make([]uint32, 3),
-			params: [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(t.Source.String())}}).Err
-	})
 }
 
 // mappingUpdated finds out whether an update changes what lookups read. The log tells only where it carries the old row;
@@ -222,22 +206,17 @@ func (r *router) mappingUpdated(ctx context.Context, t *Table, old, new pg.Row) 
 		return nil
 	}
 	r.translationsChange(t, old, new)
-	return r.keysGo(ctx, t, old, new)
+	r.keysGo(t, old, new)
+	return nil
 }
 
 // keysGo remembers keys that an updated mapping row answers no more.
-func (r *router) keysGo(ctx context.Context, t *Table, old, new pg.Row) error {
-	went := false
+func (r *router) keysGo(t *Table, old, new pg.Row) {
 	for _, f := range t.Feeds {
 		if f.Key < 0 || old == nil && !t.inKey(f.Key) || old != nil && differ(old[f.Key], new[f.Key]) {
 			r.unmapped(t, f).add(old, f.Key)
-			went = true
 		}
 	}
-	if !went {
-		return nil
-	}
-	return r.recordUnmapped(ctx, t)
 }
 
 func (t *Table) guardKnown(old pg.Row) bool {

@@ -37,9 +37,8 @@ type router struct {
 	leaving []leaving         // mapping rows the open transaction deletes
 	remaps  bool              // the present change is an update that changes what lookups read
 
-	rehomings []*rehoming     // what the open transaction's end has to look at
-	pass      int64           // how often it has done so
-	recorded  map[*Table]bool // its loss of mapping rows is recorded
+	rehomings []*rehoming // what the open transaction's end has to look at
+	pass      int64       // how often it has done so
 	fed       map[int][]*Table
 	source    *pgx.Conn
 	scratch   []pg.Datum
@@ -47,7 +46,7 @@ type router struct {
 }
 
 func newRouter(s *Stream, release func(*pg.Block)) *router {
-	return &router{Stream: s, release: release, bindings: map[uint32]*binding{}, holding: map[*Table]bool{}, once: map[*Table]*Table{}, recorded: map[*Table]bool{}, fed: map[int][]*Table{}, units: make([]unit, len(s.appliers)),
+	return &router{Stream: s, release: release, bindings: map[uint32]*binding{}, holding: map[*Table]bool{}, once: map[*Table]*Table{}, fed: map[int][]*Table{}, units: make([]unit, len(s.appliers)),
 		skip: make([]bool, len(s.appliers)), kept: make([]bool, len(s.appliers)), all: all(len(s.appliers))}
 }
 

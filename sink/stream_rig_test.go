@@ -136,13 +136,6 @@ func (f *following) takeOver() {
 	s.Checkpoint, s.Source, s.AppName = checkpoints.Stream{Move: "m", Source: f.number, Epoch: f.epoch}, f.source.Shard(0), "sink "+f.source.Name
 	s.Router = sink.Router{Lookups: lookup.New(1 << 20)}
 	s.Tables, s.Leaves = f.sinkTables()
-	unmapped, err := s.Checkpoint.Unmapped(f.t.Context(), f.at[0])
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	for _, t := range s.Tables {
-		t.Unmapped = unmapped[t.Source.String()]
-	}
 	s.Forgive = func(context.Context, *sink.Table, pg.LSN) error { return nil }
 	f.stream = s
 	if f.ready != nil {
@@ -192,7 +185,7 @@ func (f *following) sinkTables() (map[uint32]*sink.Table, map[uint32]pg.Name) {
 				if !f.unkeyed {
 					key = slices.IndexFunc(mapping.Columns, func(c pg.Column) bool { return strings.HasSuffix(t.Query.SQL, "WHERE "+c.Name+" = $1") })
 				}
-				mapping.Feeds = append(mapping.Feeds, sink.Feed{Query: t.Query, Key: key, Adds: key >= 0})
+				mapping.Feeds = append(mapping.Feeds, sink.Feed{Query: t.Query, Key: key, Adds: key >= 0, Unique: key >= 0})
 				t.AskAll = t.AskAll || !mapping.Rule.Omni
 				for i, c := range mapping.Columns {
 					if strings.Contains(t.Query.SQL, c.Name) {

@@ -46,8 +46,6 @@ type Table struct {
 	StartsAt pg.LSN
 	// Feeds lists the queries whose translations come from this table.
 	Feeds []Feed
-	// Unmapped: rows of it went before this run (checkpoints.UnmappedSQL), so that rows may be where a mapping was.
-	Unmapped bool
 	// WithMapping says that a row always lives on the shard of the mapping row its key is translated by.
 	WithMapping bool
 	// Answers lists those of Feeds that a passing row answers by itself.
