@@ -25,7 +25,7 @@ type WorkloadOptions struct {
 	Omni []string
 
 	Writers int     // 0: 8; at most 999
-	Rate    float64 // transactions a second of all writers together; 0: as many as they can
+	Rate    float64 // transactions a second of all writers together, slower after restful; 0: as many as they can
 	Seed    uint64  // the choices are a function of it, as far as timing allows
 	Tenants int     // made by Fill, numbered from 1; 0: 40
 

@@ -84,12 +84,21 @@ func (w *writer) run(ctx context.Context) error {
 	return nil
 }
 
+// After restful a paced writer slows down, by as much again every tiring: a stream that does not keep up on a machine busy
+// with other things comes to the end all the same. How fast streams are is for benchmarks to say.
+const (
+	restful = 30 * time.Second
+	tiring  = 15 * time.Second
+)
+
 // pacer spaces transactions evenly; time lost in a freeze is not made up for. It says false when the context has ended.
 func (w *writer) pacer() func(context.Context) bool {
-	due := time.Now().Add(time.Duration(w.random.Int64N(w.load.pause.Load() + 1)))
+	began := time.Now()
+	due := began.Add(time.Duration(w.random.Int64N(w.load.pause.Load() + 1)))
 	return func(ctx context.Context) bool {
 		alive := sleep(ctx, time.Until(due))
-		due = due.Add(time.Duration(w.load.pause.Load()))
+		tired := max(0, time.Since(began)-restful)
+		due = due.Add(time.Duration(float64(w.load.pause.Load()) * (1 + tired.Seconds()/tiring.Seconds())))
 		if now := time.Now(); due.Before(now) {
 			due = now
 		}

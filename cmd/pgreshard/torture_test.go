@@ -18,7 +18,7 @@ import (
 // how the writers interleave is the machine's.
 func TestWhateverFailsAtRandomNothingIsLost(t *testing.T) {
 	t.Parallel()
-	rounds, err := strconv.Atoi(cmp.Or(os.Getenv("TORTURE_ROUNDS"), "2"))
+	rounds, err := strconv.Atoi(cmp.Or(os.Getenv("TORTURE_ROUNDS"), "1"))
 	if err != nil {
 		t.Fatal(err)
 	}
