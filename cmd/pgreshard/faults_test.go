@@ -169,7 +169,7 @@ func chainOf(fault string, v victim, o outcome) (cells []cell) {
 	return cells
 }
 
-// faultsVariable set (by `make faults`) is every cell, one move a row and victim. Without it two moves take a cell drawn
+// faultsVariable set (by `make faults`) is every cell, one move a row and victim. Without it one move takes a cell drawn
 // at each of their points; FAULTS_SEED draws the same again.
 const faultsVariable = "PGRESHARD_TEST_FAULTS"
 
