@@ -71,6 +71,17 @@ func newMachine() (m machine, err error) {
 	return m, err
 }
 
+// closeMachines closes their links, once no test has one.
+func closeMachines() {
+	for range cap(machines.free) {
+		for _, m := range <-machines.free {
+			if m.link != nil {
+				m.link.Close()
+			}
+		}
+	}
+}
+
 // struck is a move on a set of machines, with what strikes it.
 type struck struct {
 	*rig

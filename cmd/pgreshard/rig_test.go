@@ -27,8 +27,16 @@ var built struct {
 	err  error
 }
 
+// suite closes what all tests share before it is looked what is left.
+type suite struct{ *testing.M }
+
+func (s suite) Run() int {
+	defer closeMachines()
+	return s.M.Run()
+}
+
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+	goleak.VerifyTestMain(suite{m}, goleak.Cleanup(func(code int) {
 		if built.dir != "" {
 			_ = os.RemoveAll(built.dir)
 		}
