@@ -59,6 +59,13 @@ func TestWhatAPublicationCoversIsSeenWhenItChanges(t *testing.T) {
 		}
 		db.Exec(t, test.undo)
 	}
+	if err := DropPublication(ctx, conn, `the "p"`); !errors.Is(err, ErrPublicationForeign) {
+		t.Errorf("the one somebody else has made: %v", err)
+	}
+	db.Exec(t, `drop publication "the ""p"""`)
+	if err := CreatePublication(ctx, conn, `the "p"`, tables); err != nil {
+		t.Fatal(err)
+	}
 	for range 2 {
 		if err := DropPublication(ctx, conn, `the "p"`); err != nil {
 			t.Error(err)
