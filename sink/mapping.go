@@ -183,7 +183,8 @@ func (r *router) mappingGoes(t *Table, old pg.Row) {
 }
 
 // mappingUpdated finds out whether an update changes what lookups read. The log tells only where it carries the old row;
-// else the statement itself looks, and after one has found a change, the shards are asked before.
+// else the statement itself looks, and where it could not tell a change from a row that is elsewhere, the shards are asked
+// before.
 func (r *router) mappingUpdated(ctx context.Context, t *Table, old, new pg.Row) error {
 	changed := t.guardChanged(old, new)
 	if r.Mine != nil {
@@ -192,7 +193,7 @@ func (r *router) mappingUpdated(ctx context.Context, t *Table, old, new pg.Row) 
 		}
 		return nil
 	}
-	if !changed && r.isCareful(t) && !t.guardKnown(old) {
+	if !changed && r.searches(t, old, new) && !t.guardKnown(old) {
 		stands, err := r.standing(ctx, t, find(old, new))
 		if err != nil {
 			return err

@@ -70,7 +70,7 @@ func (r *router) rehomeKeys(ctx context.Context, t *Table, keys []string) error 
 func (r *router) rehomeAll(ctx context.Context, t *Table) error {
 	key := t.RuleKey[0]
 	for _, shard := range r.live(r.all) {
-		for last := pg.Datum(pg.Datum{Kind: pg.Null}); ; {
+		for last := (pg.Datum{Kind: pg.Null}); ; {
 			s, after := statement{}, "is not null"
 			if last.Kind == pg.Text {
 				row := make(pg.Row, len(t.Columns))

@@ -110,6 +110,44 @@ func TestACrashBetweenTheCommitsOfTwoShards(t *testing.T) {
 	}
 }
 
+// The same where the mapping is sharded itself, by an identity that does not tell where its row is: a worker that comes after
+// the crash has not seen that translations change, and one shard is ahead.
+func TestACrashWhileTheRowsOfAShardedMappingMove(t *testing.T) {
+	t.Parallel()
+	f := follow(t, 2, `create table orders (id bigint primary key, tenant bigint, note text); create table items (id int primary key, order_id bigint, a int);`, "",
+		rules{sharded: map[string]string{"orders": "tenant", "items": "order_id"}, lookups: map[string]string{"items": "SELECT tenant FROM orders WHERE id = $1"}})
+	f.watch = f.conns()
+	a, b := f.keyOn(0, 0), f.keyOn(1, 0)
+	f.exec(fmt.Sprintf(`insert into orders values (1, %d), (2, %d); insert into items select g, g %% 2 + 1, 0 from generate_series(1, 20) g`, a, b))
+	for first := range layout.Shard(2) {
+		for _, change := range []string{fmt.Sprintf(`update orders set tenant = case tenant when %d then %d else %[1]d end`, a, b),
+			`begin; update items set a = a + 1 where order_id = 1; update orders set id = 3 - id, note = 'x' where id = 3; update orders set id = 3 where id = 1; insert into orders values (1, 7); commit`,
+			`begin; delete from orders where id = 1; update orders set id = 1 where id = 3; update items set a = a + 1; commit`} {
+			f.takeOver()
+			stop := f.run()
+			f.catchUp()
+			stop()
+			f.takeOver()
+			f.haltAfter(first)
+			stop = f.run()
+			f.exec(change)
+			f.exec(`select pg_logical_emit_message(true, 'pgreshard', 'both')`)
+			if err := f.failure(); !errors.Is(err, errHalt) {
+				t.Fatalf("%s: it ended with %v", change, err)
+			}
+			stop()
+			f.takeOver()
+			stop = f.run()
+			f.catchUp()
+			stop()
+			f.compare("orders")
+			if got := f.itemsWithTheirOrder(); got != "20" {
+				t.Errorf("%s first, %s: %s items of 20 are with their order", first, change, got)
+			}
+		}
+	}
+}
+
 // A stream that is cut within a transaction while a position without rows waits for its checkpoint must not commit the
 // part it has.
 func TestAStreamCutWithinATransactionCommitsNoPartOfIt(t *testing.T) {

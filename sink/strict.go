@@ -141,12 +141,17 @@ func (r *router) updateLoose(ctx context.Context, t *Table, old, new pg.Row) err
 	if err != nil {
 		return err
 	}
-	if old != nil && t.keyChanged(old, new) || r.ahead || r.isCareful(t) {
+	if r.searches(t, old, new) {
 		return r.searchUpdate(ctx, t, to, old, new)
 	}
 	r.add(to, op{kind: opUpdate, table: t, old: old, new: new})
 	r.joints = r.seq
 	return nil
+}
+
+// searches says that a row is looked for before it is updated.
+func (r *router) searches(t *Table, old, new pg.Row) bool {
+	return old != nil && t.keyChanged(old, new) || r.ahead || r.isCareful(t)
 }
 
 // keyChanged says that the update changes the row's key or its sharding key.
