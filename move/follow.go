@@ -54,6 +54,9 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 		s := sink.NewStream(m.Destination.Shards)
 		s.Checkpoint, s.Source, s.Router, s.Tables, s.Leaves = m.stream(n), m.Source.Shards[n], m.router, tables, leaves
 		s.BatchBytes, s.BatchDelay, s.AppName, s.Standbys = m.BatchBytes, m.BatchDelay, m.app(), m.Confirm != ConfirmLeader
+		s.Away = func(shard layout.Shard, err error) {
+			m.log.Warn("a shard is lost; the others go on until it is back", "source", n, "shard", int(shard), "error", oneLine(err))
+		}
 		s.Forgive = func(ctx context.Context, t *sink.Table, until pg.LSN) error {
 			return m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
 				return m.stream(n).Resume(ctx, conn, t.Source.String(), checkpoints.Resumed{ForgiveUntil: until})
@@ -165,7 +168,7 @@ func (f *follower) watch(ctx context.Context) error {
 			}
 		}
 		if n%120 == 60 {
-			if err := f.sweep(ctx); err != nil {
+			if err := f.sweep(ctx); err != nil && !pg.Transient(err) { // a shard may be down while the others go on
 				return err
 			}
 		}

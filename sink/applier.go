@@ -30,7 +30,9 @@ type applier struct {
 	shard   layout.Shard
 	conn    *pgx.Conn
 	queue   chan unit
-	emptied chan []op // for the router
+	emptied chan []op  // for the router
+	gone    chan error // the session that looks at its standbys broke
+	owed    chan error // of a call whose answer was lost with the shard
 
 	at      pg.LSN // the shard's checkpoint, as committed
 	open    bool   // a destination transaction is open
@@ -50,12 +52,21 @@ type applier struct {
 	durable    atomic.Uint64 // at, for others to read
 	flushed    atomic.Uint64 // the checkpoint one of its standbys has flushed
 	replicated atomic.Bool   // it has standbys
+	absent     atomic.Bool   // it was lost in this run
 	secured    *secured
 	ahead      pg.LSN // checkpoint at start
 }
 
 // run applies until the queue is closed or anything fails; what is not committed then is rolled back by the server.
 func (a *applier) run(ctx context.Context) error {
+	err := a.apply(ctx)
+	if err != nil && a.lost(err) {
+		return a.away(ctx, err)
+	}
+	return err
+}
+
+func (a *applier) apply(ctx context.Context) error {
 	tick := time.NewTicker(quietCommit / 4)
 	defer tick.Stop()
 	for {
@@ -75,6 +86,9 @@ func (a *applier) run(ctx context.Context) error {
 			if err := a.take(ctx, u); err != nil {
 				return err
 			}
+		case err := <-a.gone:
+			pg.Close(a.conn)
+			return err
 		case <-tick.C:
 			if err := a.commitQuiet(ctx); err != nil {
 				return err
@@ -119,6 +133,10 @@ func (a *applier) take(ctx context.Context, u unit) error {
 		answered()
 	}
 	a.dirty = true
+	if err != nil && a.lost(err) {
+		a.owed = u.done
+		return err
+	}
 	u.done <- err
 	return err
 }

@@ -48,12 +48,20 @@ func (r *router) ask(ctx context.Context, t *Table, q *lookup.Query, keys [][]by
 	return total, err
 }
 
+// lowest is the shard to ask for what all have: the one whose checkpoint was lowest at the start, of those that are there
+// and have not had the open transaction before.
 func (r *router) lowest() int {
-	low := 0
+	low, lowHere := 0, -1
 	for i, a := range r.appliers {
 		if a.ahead < r.appliers[low].ahead {
 			low = i
 		}
+		if !r.skip[i] && !a.absent.Load() && (lowHere < 0 || a.ahead < r.appliers[lowHere].ahead) {
+			lowHere = i
+		}
+	}
+	if lowHere >= 0 {
+		return lowHere
 	}
 	return low
 }

@@ -47,7 +47,9 @@ type Stream struct {
 	// Confirm is told the position every shard has committed, whenever it grew.
 	Confirm func(pg.LSN)
 	// Standbys has Confirm told, where a shard has streaming standbys, only what one of them has flushed too.
-	Standbys   bool
+	Standbys bool
+	// Away is told of a shard that was lost, and why; the others go on until it is back. nil: nobody is.
+	Away       func(shard layout.Shard, err error)
 	BatchBytes int // most that one destination transaction gathers; 0: 4 MB
 	// BatchDelay is the longest a shard goes on gathering changes that come without a pause; 0: 50 ms.
 	BatchDelay time.Duration
@@ -97,7 +99,7 @@ func (r *router) isCareful(t *Table) bool { return r.tx.Commit <= r.careful[t].e
 func (s *Stream) Applied() pg.LSN { return pg.LSN(s.applied.Load()) }
 
 // Run takes blocks until the channel is closed (then it commits what is whole and returns nil), until ctx ends, or until
-// anything fails. release is called for each block when nothing refers to it any more. It may be run again with blocks
+// anything fails. Where a shard is lost, the failure waits until the shard is there again, and the others go on so long. release is called for each block when nothing refers to it any more. It may be run again with blocks
 // from a stream started at or before Applied; transactions a shard already has are skipped there.
 func (s *Stream) Run(ctx context.Context, blocks <-chan *pg.Block, release func(*pg.Block)) error {
 	s.batchBytes = cmp.Or(s.BatchBytes, 4<<20)
@@ -138,7 +140,7 @@ func (s *Stream) apply(ctx context.Context, blocks <-chan *pg.Block, release fun
 	defer stop()
 	if s.Standbys {
 		for _, a := range s.appliers {
-			g.Go(func() error { return a.secured.watch(watching) })
+			g.Go(func() error { return a.watchStandbys(watching) })
 		}
 	}
 	g.Go(func() error {
@@ -196,7 +198,7 @@ func (s *Stream) connect(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		a := &applier{stream: s, shard: layout.Shard(i), conn: conn, queue: make(chan unit, 8), emptied: make(chan []op, 8), prepared: map[string]string{}, last: time.Now()}
+		a := &applier{stream: s, shard: layout.Shard(i), conn: conn, queue: make(chan unit, 8), emptied: make(chan []op, 8), gone: make(chan error, 1), prepared: map[string]string{}, last: time.Now()}
 		s.appliers = append(s.appliers, a)
 		if _, err := conn.Exec(ctx, plannerSettings); err != nil {
 			return err
