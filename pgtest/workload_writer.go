@@ -87,8 +87,8 @@ func (w *writer) run(ctx context.Context) error {
 // After restful a paced writer slows down, by as much again every tiring: a stream that does not keep up on a machine busy
 // with other things comes to the end all the same. How fast streams are is for benchmarks to say.
 const (
-	restful = 30 * time.Second
-	tiring  = 15 * time.Second
+	restful = 8 * time.Second
+	tiring  = 4 * time.Second
 )
 
 // pacer spaces transactions evenly; time lost in a freeze is not made up for. It says false when the context has ended.
