@@ -8,12 +8,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"go.uber.org/goleak"
 
 	"pgreshard/copier"
 	"pgreshard/layout"
 	"pgreshard/move"
 	"pgreshard/pgtest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // rig is a move between databases of real clusters with the workload's tables and an application that writes to them.
 type rig struct {
