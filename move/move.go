@@ -33,6 +33,9 @@ type Move struct {
 
 	beforeStep func(step string) // nil, but in tests: runs before each step of a cutover
 
+	still     sync.Mutex // who holds the streams still, or the sources frozen
+	verifying sync.Mutex
+
 	mu        sync.Mutex // guards what follows, for Snapshot
 	state     string
 	serving   int

@@ -1,6 +1,11 @@
 package move
 
-import "pgreshard/copier"
+import (
+	"fmt"
+	"strings"
+
+	"pgreshard/copier"
+)
 
 // Snapshot is what this worker knows now; it asks nobody.
 func (m *Move) Snapshot() Status {
@@ -29,6 +34,9 @@ func (m *Move) safe() SafeToCutOver {
 	}
 	if m.state == StateStreaming && len(m.followers) == 0 {
 		because = append(because, "the streams are only being started")
+	}
+	if m.verified.State == "different" && m.MustVerify {
+		because = append(because, fmt.Sprintf("the last comparison found %d differences, in %s", m.verified.Differences, strings.Join(m.verified.Tables, ", ")))
 	}
 	because = append(because, m.lagging(m.followers)...)
 	because = append(because, m.waiting()...)

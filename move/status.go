@@ -124,6 +124,7 @@ type VerifyStatus struct {
 	Finished    *time.Time `json:"finished"`
 	Differences int64      `json:"differences"`
 	Rows        int64      `json:"rows"` // compared
+	Tables      []string   `json:"tables,omitempty"` // in which differences were found
 }
 
 // CutoverStatus is where a cutover stands; Step is empty while none is tried. FreezeSeconds is the last freeze, from

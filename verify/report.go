@@ -97,6 +97,7 @@ type Report struct {
 	Started  time.Time     `json:"started"`
 	Finished time.Time     `json:"finished"`
 	Tables   []TableReport `json:"tables"`
+	At       []string      `json:"at,omitempty"` // the caller's: the position of each source that was compared
 }
 
 // Clean says that every table is.
