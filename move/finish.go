@@ -83,6 +83,9 @@ func (m *Move) finishSwitch(ctx context.Context) error {
 	if err := m.open(ctx, inv); err != nil {
 		return err
 	}
+	if err := m.afterSwitch(ctx); err != nil {
+		return err
+	}
 	if err := m.copyRecord(ctx); err != nil {
 		return err
 	}

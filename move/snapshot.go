@@ -1,6 +1,10 @@
 package move
 
-import "pgreshard/copier"
+import (
+	"slices"
+
+	"pgreshard/copier"
+)
 
 // Snapshot is what this worker knows now; it asks nobody.
 func (m *Move) Snapshot() Status {
@@ -8,6 +12,7 @@ func (m *Move) Snapshot() Status {
 	defer m.mu.Unlock()
 	s := Status{Move: m.Name, State: m.state, Layout: StatusLayout{Serving: m.serving, Next: m.Destination.Layout},
 		Verify: m.verified, Cutover: m.cutover, Waiting: m.waiting(), Alarms: m.alarms(), Copy: m.copyStatus(), Streams: m.streamStatus(), Shards: m.shardStatus(), Lookup: m.lookupStatus()}
+	s.Cutover.Hooks = slices.Clone(m.hooks)
 	if m.failure != "" {
 		s.Error = &m.failure
 	}

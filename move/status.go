@@ -131,6 +131,8 @@ type VerifyStatus struct {
 type CutoverStatus struct {
 	Step          string   `json:"step"`
 	FreezeSeconds *float64 `json:"freeze_seconds"`
+	// Hooks are the last run of each hook by this worker, the latest first.
+	Hooks []HookStatus `json:"hooks,omitempty"`
 }
 
 // MarshalJSON writes an empty list where there is none, so that a reader never meets null in a list's place.

@@ -13,6 +13,8 @@ type engine interface {
 	// Migrate runs the move to its end. Before the freeze it asks ready, where there is one, which may wait; a no
 	// leaves the destination following the source.
 	Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error
+	// Cutover asks Migrate of the same engine, which runs in another goroutine, to cut over now.
+	Cutover(context.Context, move.CutoverOptions) (move.CutoverReport, error)
 	Verify(context.Context) (report, error)
 	// Route takes a value for each of the sharding columns; an empty table: where all rules agree.
 	Route(ctx context.Context, table string, key []string) (report, error)
