@@ -140,3 +140,17 @@ func ReadJournal(ctx context.Context, q pg.Querier, move string, limit int) ([]E
 	}
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[Entry])
 }
+
+// LastEntry is the last line of a move's journal that is of one of these steps, nil where there is none.
+func LastEntry(ctx context.Context, q pg.Querier, move string, steps []string) (*Entry, error) {
+	var e Entry
+	err := q.QueryRow(ctx, `select at, step, phase, note from pgreshard.journal where move = $1 and step = any($2) order by id desc limit 1`, move, steps).
+		Scan(&e.At, &e.Step, &e.Phase, &e.Note)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the journal of move %s: %w", move, err)
+	}
+	return &e, nil
+}

@@ -65,6 +65,9 @@ func (m *Move) cancel(ctx context.Context, w *work, o CancelOptions) error {
 	}
 	home := func(n node) bool { return n == node{} }
 	dropData := o.DropData && w.known.State != StateCreated // then the tables of these names are not the move's
+	if err := m.endPaused(ctx); err != nil {
+		return err
+	}
 	clearOne := nodeNamed(func(ctx context.Context, n node, conn *pgx.Conn) error { return m.clearShard(ctx, n, conn, dropData) })
 	err = errors.Join(
 		m.each(ctx, w.present(true), nodeNamed(m.releaseSource)),

@@ -44,6 +44,7 @@ type Config struct {
 	MustVerify  bool  // a clean verification must exist before the switch
 	Reverse     bool
 	Sequences   string // stride, copy or none
+	Hooks       Hooks
 
 	PgBin    string // where pg_dump and pg_restore are; empty: PATH and the usual places
 	StateDir string // for files that may be lost: the schema's archive

@@ -15,6 +15,9 @@ import (
 // streamAndCutOver follows every source, and, once the shards are level with them, switches to the new layout. Where a
 // source's tables are changed meanwhile, it begins again with the shards changed alike, if on_ddl says so.
 func (m *Move) streamAndCutOver(ctx context.Context, o MigrateOptions) error {
+	if err := m.endPaused(ctx); err != nil {
+		return err
+	}
 	for {
 		inv, e, err := m.readSources(ctx)
 		if err == nil {
@@ -63,8 +66,7 @@ func (m *Move) forgetFollowers() {
 	m.followers = nil
 }
 
-// conduct arms the sources, waits until they are followed closely, and tries the cutover up to the configured number
-// of times.
+// conduct arms the sources, waits until they are followed closely, and makes the cutover when it is time.
 func (m *Move) conduct(ctx context.Context, inv *inventory, e *evolution, followers []*follower, o MigrateOptions) error {
 	if err := m.pass(ctx, e, followers); err != nil {
 		return err
@@ -78,31 +80,7 @@ func (m *Move) conduct(ctx context.Context, inv *inventory, e *evolution, follow
 	if err := m.level(ctx, followers); err != nil {
 		return err
 	}
-	if o.Ready != nil {
-		if ready, err := o.Ready(ctx); err != nil {
-			return err
-		} else if !ready {
-			<-ctx.Done()
-			return ctx.Err()
-		}
-	}
-	c := &cutover{Move: m, inv: inv, evolution: e, followers: followers}
-	for attempt := 1; ; attempt++ {
-		if err := m.catchUp(ctx, followers); err != nil {
-			return err
-		}
-		err := c.try(ctx)
-		if !mayPass(err) || attempt >= m.Attempts {
-			return err
-		}
-		m.log.Info("the cutover is put off, trying again", "attempt", attempt, "reason", err.Error())
-		if err := m.arm(ctx, inv); err != nil {
-			return err
-		}
-		if err := sleep(ctx, time.Second); err != nil {
-			return err
-		}
-	}
+	return (&cutover{Move: m, inv: inv, evolution: e, followers: followers}).await(ctx, o)
 }
 
 // cutover is the protocol of docs/design.md, "Cutover". Everything before the switch is undone by undo.
@@ -118,84 +96,50 @@ type cutover struct {
 	sequences [][]Sequence
 	proof     verify.Request
 	finishing bool // foreign keys may have been made
+	rehearsal bool // all but the switch
+	done      []StepReport
 }
 
-// try runs the recipe once. An error before the switch comes back as an UndoneError, after everything is undone.
+// try runs the recipe once. An error before the switch comes back as an UndoneError, after everything is undone; so does
+// a rehearsal, because of errRehearsed.
 func (c *cutover) try(ctx context.Context) error {
-	c.frozen = make([]frozen, len(c.Source.Shards))
-	if err := c.step(ctx, "check", c.check); err != nil {
-		return err
-	}
-	if err := c.enter(ctx, StateCuttingOver); err != nil {
-		return err
-	}
-	c.began = time.Now() // once more in freeze, which may not be reached
-	err := c.step(ctx, "freeze", c.freeze)
-	if err == nil {
-		bounded, cancel := context.WithDeadline(ctx, c.deadline)
-		defer cancel()
-		for _, s := range []struct {
-			name string
-			run  func(context.Context) error
-		}{{"drain", c.drain}, {"finish", c.finish}, {"verify", c.verifyDrained}, {"seal", c.seal}} {
-			if err = c.step(bounded, s.name, s.run); err != nil {
-				break
+	c.frozen, c.done = make([]frozen, len(c.Source.Shards)), nil
+	bounded := ctx
+	for _, s := range c.recipe() {
+		switch {
+		case s.name == "freeze":
+			if err := c.enter(ctx, StateCuttingOver); err != nil {
+				return err
 			}
+			c.still.Lock()
+			defer c.still.Unlock()
+			c.began = time.Now() // once more in freeze, which may not be reached
+		case s.name == "switch" && c.rehearsal:
+			return c.undo(ctx, errRehearsed)
 		}
-	}
-	if err != nil {
-		return c.undo(ctx, err)
-	}
-	if err := c.step(ctx, "switch", c.switchLayout); err != nil {
+		within := ctx
+		if s.frozen {
+			within = bounded
+		}
+		err := c.do(within, s)
 		var unknown *UnknownError
-		if errors.As(err, &unknown) {
+		switch {
+		case err != nil && s.undone && !errors.As(err, &unknown):
+			return c.undo(ctx, err)
+		case err != nil:
 			return err
+		case s.name == "freeze":
+			var cancel context.CancelFunc
+			bounded, cancel = context.WithDeadline(ctx, c.deadline)
+			defer cancel()
 		}
-		return c.undo(ctx, err)
-	}
-	if err := c.step(ctx, "open", func(ctx context.Context) error { return c.open(ctx, c.inv) }); err != nil {
-		return err
 	}
 	c.setFreeze(time.Since(c.began))
 	return nil
 }
 
-// step journals what begins and what is done, around doing it.
-func (c *cutover) step(ctx context.Context, name string, run func(context.Context) error) error {
-	c.mu.Lock()
-	c.cutover.Step = name
-	c.mu.Unlock()
-	if c.beforeStep != nil {
-		c.beforeStep(name)
-	}
-	began := time.Now()
-	if err := c.journal(ctx, name, "before"); err != nil {
-		return &stepError{name, err}
-	}
-	if err := run(ctx); err != nil {
-		return &stepError{name, err}
-	}
-	c.log.Info("cutover", "step", name, "seconds", time.Since(began).Seconds())
-	if name == "switch" { // its own record is the journal: nothing may stand between it and open
-		return nil
-	}
-	if err := c.journal(ctx, name, "after"); err != nil {
-		return &stepError{name, err}
-	}
-	return nil
-}
-
-func (c *cutover) journal(ctx context.Context, step, phase string) error {
-	return c.home(ctx, func(conn *pgx.Conn) error { return c.book.Journal(ctx, conn, step, phase, struct{}{}) })
-}
-
-type stepError struct {
-	step string
-	err  error
-}
-
-func (e *stepError) Error() string { return e.step + ": " + e.err.Error() }
-func (e *stepError) Unwrap() error { return e.err }
+// errRehearsed ends a rehearsal, which runs all but the switch.
+var errRehearsed = errors.New("this was a rehearsal")
 
 // readServing asks the arbiter which layout serves.
 func (m *Move) readServing(ctx context.Context) (version int, err error) {

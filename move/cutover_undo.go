@@ -32,7 +32,10 @@ func (c *cutover) undo(ctx context.Context, cause error) error {
 	if errors.As(cause, &s) {
 		step, cause = s.step, s.err
 	}
-	return &UndoneError{Step: step, Err: errors.Join(cause, err)}
+	if err != nil {
+		cause = errors.Join(cause, err)
+	}
+	return &UndoneError{Step: step, Err: cause}
 }
 
 func (m *Move) setUndone(d time.Duration) {
@@ -76,6 +79,9 @@ func (m *Move) decideCutover(ctx context.Context) error {
 		return err
 	}
 	if err := m.liftAll(ctx); err != nil {
+		return err
+	}
+	if err := m.endPaused(ctx); err != nil {
 		return err
 	}
 	c := &cutover{Move: m, inv: inv}

@@ -1,7 +1,22 @@
 package move
 
+import (
+	"context"
+	"slices"
+)
+
 // FreeBytes is the room in the file system that holds a path.
 var FreeBytes = freeBytes
 
 // BeforeStep lets a test act between two steps of a cutover.
 func (m *Move) BeforeStep(f func(step string)) { m.beforeStep = f }
+
+// AddStep puts a step before another one of the recipe.
+func (m *Move) AddStep(before, name string, run func()) {
+	m.amend = func(list []step) []step {
+		i := slices.IndexFunc(list, func(s step) bool { return s.name == before })
+		return slices.Insert(list, i, step{name: name, frozen: true, undone: true,
+			run:  func(context.Context) error { run(); return nil },
+			tell: func(context.Context) ([]string, error) { return []string{"would " + name}, nil }})
+	}
+}

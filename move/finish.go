@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -80,6 +79,9 @@ func (m *Move) finishSwitch(ctx context.Context) error {
 		return err
 	}
 	if err := m.open(ctx, inv); err != nil {
+		return err
+	}
+	if err := m.afterSwitch(ctx); err != nil {
 		return err
 	}
 	if err := m.copyRecord(ctx); err != nil {

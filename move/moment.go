@@ -84,7 +84,10 @@ func (m *Move) tryMoment(ctx context.Context) (mo *moment, err error) {
 	}()
 	began := time.Now()
 	steps := []func(context.Context, int) error{
-		func(ctx context.Context, n int) (err error) { paused[n], err = followers[n].sink.Pause(ctx); return err },
+		func(ctx context.Context, n int) (err error) {
+			paused[n], err = followers[n].sink.Pause(ctx)
+			return err
+		},
 		func(ctx context.Context, n int) error { return m.fix(ctx, n, mo) },
 		func(ctx context.Context, n int) error { return paused[n].To(ctx, mo.at[n]) },
 	}

@@ -31,7 +31,9 @@ type Move struct {
 	book     checkpoints.Book
 	resumed  bool // an earlier worker got the move to its present state, and may have died within it
 
-	beforeStep func(step string) // nil, but in tests: runs before each step of a cutover
+	requests   chan request        // of people, to the goroutine that conducts the cutover
+	amend      func([]step) []step // nil, but in tests: changes the recipe
+	beforeStep func(step string)   // nil, but in tests: runs before each step of a cutover
 
 	still     sync.Mutex // who holds the streams still, or the sources frozen
 	verifying sync.Mutex
@@ -44,6 +46,7 @@ type Move struct {
 	followers []*follower
 	verified  VerifyStatus
 	cutover   CutoverStatus
+	hooks     []HookStatus // the last run of each
 	health    health
 	rates     rates
 }
@@ -51,7 +54,7 @@ type Move struct {
 // New makes a Move; nothing is connected or changed before a verb runs.
 func New(c Config, log *slog.Logger) *Move {
 	c.Source.Shards, c.Destination.Shards = named("source", c.Source.Shards), named("destination", c.Destination.Shards)
-	m := &Move{Config: c, log: log, router: sink.Router{Lookups: lookup.New(c.LookupBytes)}, serving: c.Source.Layout}
+	m := &Move{Config: c, log: log, router: sink.Router{Lookups: lookup.New(c.LookupBytes)}, serving: c.Source.Layout, requests: make(chan request)}
 	m.verified.State = "none"
 	return m
 }
@@ -78,7 +81,7 @@ func (m *Move) stream(source int) checkpoints.Stream {
 // MigrateOptions is what the command line adds.
 type MigrateOptions struct {
 	// Ready is called once everything is copied, caught up and about to be cut over; it may wait. nil: go on at once.
-	// Not going on (false) leaves the move streaming and Migrate returns nil when ctx ends.
+	// Not going on (false) leaves the move streaming until Cutover is called or ctx ends, which then is Migrate's error.
 	Ready func(context.Context) (bool, error)
 }
 
@@ -156,6 +159,9 @@ func (m *Move) takeUp(ctx context.Context) error {
 	}
 	m.resumed = known.State != StateCreated
 	m.setState(known.State)
+	if err := m.lastVerified(ctx); err != nil {
+		return err
+	}
 	if err := m.sameSpec(ctx, known.Spec); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package move
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"pgreshard/copier"
@@ -13,6 +14,7 @@ func (m *Move) Snapshot() Status {
 	defer m.mu.Unlock()
 	s := Status{Move: m.Name, State: m.state, Layout: StatusLayout{Serving: m.serving, Next: m.Destination.Layout},
 		Verify: m.verified, Cutover: m.cutover, Waiting: m.waiting(), Alarms: m.alarms(), Copy: m.copyStatus(), Streams: m.streamStatus(), Shards: m.shardStatus(), Lookup: m.lookupStatus()}
+	s.Cutover.Hooks = slices.Clone(m.hooks)
 	if m.failure != "" {
 		s.Error = &m.failure
 	}

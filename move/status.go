@@ -123,7 +123,7 @@ type VerifyStatus struct {
 	At          []string   `json:"at"`
 	Finished    *time.Time `json:"finished"`
 	Differences int64      `json:"differences"`
-	Rows        int64      `json:"rows"` // compared
+	Rows        int64      `json:"rows"`             // compared
 	Tables      []string   `json:"tables,omitempty"` // in which differences were found
 }
 
@@ -132,6 +132,8 @@ type VerifyStatus struct {
 type CutoverStatus struct {
 	Step          string   `json:"step"`
 	FreezeSeconds *float64 `json:"freeze_seconds"`
+	// Hooks are the last run of each hook by this worker, the latest first.
+	Hooks []HookStatus `json:"hooks,omitempty"`
 }
 
 // MarshalJSON writes an empty list where there is none, so that a reader never meets null in a list's place.

@@ -156,4 +156,3 @@ func (m *Move) mendedSince(ctx context.Context) error {
 	}
 	return differenceOf(report)
 }
-

@@ -24,9 +24,12 @@ type Config struct {
 	// JSON. Where one is nil, its path is not served.
 	Layout func(context.Context) (any, error)
 	Route  func(ctx context.Context, table string, key []string) (any, error)
+	// Verbs are what may be asked by POST, by name. Each asks for Token wherever it comes from, and without one is refused.
+	Verbs map[string]Verb
 
-	// Token, where not empty, is asked for on every path but /healthz and /readyz. MetricsToken opens /metrics as well.
+	// Token, where Open is not set, is asked for on every path but /healthz and /readyz. MetricsToken opens /metrics as well.
 	Token        string
+	Open         bool // GET asks for no token
 	MetricsToken string
 	// Cert and Key are files of PEM; both empty: no TLS.
 	Cert, Key string
@@ -47,14 +50,23 @@ func New(c Config) *Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", s.health)
 	mux.HandleFunc("GET /readyz", s.ready)
-	mux.Handle("GET /{$}", s.guard(http.HandlerFunc(s.page), c.Token))
-	mux.Handle("GET /status", s.guard(http.HandlerFunc(s.status), c.Token))
-	mux.Handle("GET /metrics", s.guard(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), c.Token, c.MetricsToken))
+	read := c.Token
+	if c.Open {
+		read = ""
+	}
+	mux.Handle("GET /{$}", s.guard(http.HandlerFunc(s.page), read))
+	mux.Handle("GET /status", s.guard(http.HandlerFunc(s.status), read))
+	mux.Handle("GET /metrics", s.guard(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), read, c.MetricsToken))
 	if c.Layout != nil {
-		mux.Handle("GET /layout", s.guard(http.HandlerFunc(s.layout), c.Token))
+		mux.Handle("GET /layout", s.guard(http.HandlerFunc(s.layout), read))
 	}
 	if c.Route != nil {
-		mux.Handle("GET /route", s.guard(http.HandlerFunc(s.route), c.Token))
+		mux.Handle("GET /route", s.guard(http.HandlerFunc(s.route), read))
+	}
+	if c.Token != "" {
+		for name, run := range c.Verbs {
+			mux.Handle("POST /"+name, s.guard(s.verb(run), c.Token))
+		}
 	}
 	s.handler = harden(mux)
 	return s

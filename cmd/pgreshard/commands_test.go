@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"pgreshard/move"
+	"pgreshard/verify"
 )
 
 // fakeEngine answers as it is told.
@@ -27,7 +28,10 @@ type fakeEngine struct {
 }
 
 func (*fakeEngine) Cancel(context.Context, move.CancelOptions) error { return nil }
-func (e *fakeEngine) Complete(context.Context, bool) (bool, error)   { return e.fenced, nil }
+func (*fakeEngine) Cutover(context.Context, move.CutoverOptions) (move.CutoverReport, error) {
+	return move.CutoverReport{}, nil
+}
+func (e *fakeEngine) Complete(context.Context, bool) (bool, error) { return e.fenced, nil }
 
 type fakeReport struct {
 	Name string `json:"name"`
@@ -43,6 +47,9 @@ func (r fakeReport) OK() bool { return r.ok }
 func (e *fakeEngine) Plan(context.Context) (report, error) { return fakeReport{"plan", e.ok}, nil }
 func (e *fakeEngine) Verify(context.Context) (report, error) {
 	return fakeReport{"comparison", e.ok}, nil
+}
+func (e *fakeEngine) VerifyNow(context.Context) (*verify.Report, error) {
+	return nil, errors.New("no worker")
 }
 func (e *fakeEngine) Layout(context.Context) (report, error) { return fakeReport{"layout", true}, nil }
 func (e *fakeEngine) Route(_ context.Context, table string, key []string) (report, error) {
@@ -106,7 +113,7 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 		"an unknown command is 2":                  {args: []string{"frobnicate"}, code: 2, stderr: "unknown command"},
 		"an unknown flag is 2":                     {args: []string{"plan", "--frob"}, code: 2, stderr: "unknown flag"},
 		"an unknown log format is 2":               {args: []string{"plan", "--log-format", "xml"}, code: 2, stderr: `"xml" is not a format`},
-		"a command that is not built says so":      {args: []string{"cutover", "--dry-run"}, code: 2, stderr: "pgreshard cutover is not built yet (hint: "},
+		"a command that is not built says so":      {args: []string{"rollback", "--dry-run"}, code: 2, stderr: "pgreshard rollback is not built yet (hint: "},
 		"a flag that is not built says so":         {args: []string{"plan", "--shards", "8..16"}, code: 2, stderr: "plan --shards is not built yet"},
 		"a repair is not built":                    {args: []string{"verify", "--repair"}, code: 2, stderr: "verify --repair is not built yet"},
 		"an error as JSON carries hint and code":   {args: []string{"--log-format", "json", "plan"}, bad: true, code: 3, stderr: `"exit":3`},
@@ -119,7 +126,7 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 			if code != test.code || !strings.Contains(stdout, test.stdout) || !strings.Contains(stderr, test.stderr) {
 				t.Errorf("got %d\n%s%s", code, stdout, stderr)
 			}
-			if strings.Contains(stdout, "cutover  ") || strings.Contains(stdout, "rollback  ") {
+			if strings.Contains(stdout, "serve  ") || strings.Contains(stdout, "rollback  ") {
 				t.Errorf("help lists what is not built:\n%s", stdout)
 			}
 		})
@@ -133,14 +140,13 @@ func TestASettingThatIsNotBuiltIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = c.unbuilt()
-	for _, part := range []string{"cutover.reverse: ", "hooks: ", "replicas: "} {
+	for _, part := range []string{"cutover.reverse: ", "checks: ", "replicas: "} {
 		if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), part) {
 			t.Errorf("no %s in %v", part, err)
 		}
 	}
 	for key, set := range map[string]func(*Config){
 		"replicas": func(c *Config) { c.Destination.Shards = []shardSection{{Replicas: []address{"postgres://h/d"}}} },
-		"hooks":    func(c *Config) { c.Hooks.Timeout = 31 * second },
 		"nats":     func(c *Config) { c.NATS.StoreDir = "/var/lib/nats" },
 		"cdc":      func(c *Config) { c.CDC.Snapshot = false },
 	} {

@@ -5,6 +5,7 @@ import (
 	"io"
 
 	"pgreshard/move"
+	"pgreshard/verify"
 )
 
 // engine is what the commands ask of a move. Package move has it; tests have one of their own.
@@ -13,7 +14,11 @@ type engine interface {
 	// Migrate runs the move to its end. Before the freeze it asks ready, where there is one, which may wait; a no
 	// leaves the destination following the source.
 	Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error
+	// Cutover asks Migrate of the same engine, which runs in another goroutine, to cut over now.
+	Cutover(context.Context, move.CutoverOptions) (move.CutoverReport, error)
 	Verify(context.Context) (report, error)
+	// VerifyNow is of the engine whose Migrate runs in another goroutine and follows its sources.
+	VerifyNow(context.Context) (*verify.Report, error)
 	// Route takes a value for each of the sharding columns; an empty table: where all rules agree.
 	Route(ctx context.Context, table string, key []string) (report, error)
 	Layout(context.Context) (report, error)

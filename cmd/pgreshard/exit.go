@@ -58,12 +58,13 @@ func moveCode(err error) int {
 	var plan *move.PlanError
 	var difference *move.DifferenceError
 	var objects *move.ObjectsError
+	var notReady *move.NotReadyError
 	switch {
 	case errors.As(err, &unknown):
 		return exitUnknown
 	case errors.As(err, &undone), move.GaveUp(err):
 		return exitUndone
-	case errors.As(err, &plan), errors.As(err, &difference), errors.As(err, &objects):
+	case errors.As(err, &plan), errors.As(err, &difference), errors.As(err, &objects), errors.As(err, &notReady):
 		return exitCheck
 	case errors.Is(err, move.ErrChangedConfig):
 		return exitUsage

@@ -15,7 +15,7 @@ func notBuilt(what string) error {
 // laterCommands answer with notBuilt and stand in no help.
 func (a *app) laterCommands() []*cobra.Command {
 	var list []*cobra.Command
-	for _, name := range []string{"serve", "check", "cutover", "rollback"} {
+	for _, name := range []string{"serve", "check", "rollback"} {
 		list = append(list, &cobra.Command{
 			Use: name, Hidden: true, DisableFlagParsing: true,
 			RunE: func(*cobra.Command, []string) error { return notBuilt("pgreshard " + name) },
@@ -66,7 +66,6 @@ func (c *Config) unbuilt() error {
 		{c.Cutover.OnBlockers != "undo", "cutover.on_blockers", "undo"},
 		{c.Cutover.EndOldSessions, "cutover.end_old_sessions", "false"},
 		{len(c.Checks) > 0, "checks", "take the section out"},
-		{len(c.Hooks.BeforeFreeze)+len(c.Hooks.AfterSwitch)+len(c.Hooks.AfterUndo) > 0 || c.Hooks.Timeout != defaults().Hooks.Timeout, "hooks", "take the section out"},
 		{!c.General.ShowKeys, "general.show_keys", "true"},
 	} {
 		if s.set {

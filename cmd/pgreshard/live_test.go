@@ -55,6 +55,7 @@ func TestTheCommandsBesideALiveMove(t *testing.T) {
 	}
 	r.serves(1, 1)
 	r.routes()
+	r.rehearses(worker)
 
 	stop()
 	if err := worker.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -74,8 +75,20 @@ func TestTheCommandsBesideALiveMove(t *testing.T) {
 		t.Errorf("status without a worker: %+v", s)
 	}
 
-	if code, _, said := r.run("migrate", "--yes"); code != exitDone {
-		t.Fatalf("migrate: %d\n%s", code, said)
+	if code, _, said := r.run("cutover"); code != exitFailed || !strings.Contains(said, "no worker runs this move (hint: ") {
+		t.Errorf("cutover without a worker: %d\n%s", code, said)
+	}
+	worker = r.start("migrate", "--hold")
+	if code, _, said := r.run("cutover"); code != exitFailed && code != exitCheck { // it may not listen yet
+		t.Errorf("cutover before it is safe: %d\n%s", code, said)
+	}
+	r.awaitSafe(worker)
+	code, out, said = r.run("cutover")
+	if code != exitDone || !strings.HasPrefix(out, "arm ") || !strings.Contains(out, "\nlayout 2 serves; writes were refused for ") {
+		t.Fatalf("cutover: %d\n%s%s", code, out, said)
+	}
+	if code, said := worker.wait(t); code != exitDone {
+		t.Fatalf("the worker that was asked to cut over ended with %d:\n%s", code, said)
 	}
 	r.compare()
 	r.placed()
@@ -119,6 +132,49 @@ func (r *rig) awaitSafe(worker *process) move.Status {
 			r.t.Fatal("never safe to cut over")
 		default:
 		}
+	}
+}
+
+// rehearses looks at what a cutover would do, and lets all of it but the switch be done, beside writers.
+func (r *rig) rehearses(worker *process) {
+	r.t.Helper()
+	steps := []string{"arm", "check", "freeze", "drain", "finish", "verify", "seal", "switch", "open"}
+	before := r.state()
+	var dry, done move.CutoverReport
+	r.json(&dry, "cutover", "--dry-run")
+	for i, name := range append(steps, "undo") {
+		if len(dry.Steps) != len(steps)+1 || dry.Steps[i].Name != name || len(dry.Steps[i].Would) == 0 {
+			r.t.Fatalf("step %d of a dry run is not %s: %+v", i, name, dry.Steps)
+		}
+	}
+	if state, at := r.state(), r.sources[0].Query(r.t, `select last_value from pgreshard.fence_until`)[0][0]; state != before || at != "0" || dry.Serving != 1 || dry.FreezeSeconds != nil {
+		r.t.Errorf("a dry run left state %s, freeze %s: %+v", state, at, dry)
+	}
+	code, out, said := r.run("cutover", "--dry-run")
+	for _, want := range []string{"source shard 0 at ", "every table of public.", "until 5s from then", "the shards are at ", "destination shard 2 at ", "nothing was changed; layout 1 serves\n"} {
+		if code != exitDone || !strings.Contains(out, want) {
+			r.t.Errorf("cutover --dry-run does not say %q: %d\n%s%s", want, code, out, said)
+		}
+	}
+	writes := r.load.Stats()
+	r.awaitSafe(worker)
+	r.json(&done, "cutover", "--rehearse")
+	for i, name := range steps[:len(steps)-2] {
+		if len(done.Steps) != len(steps)-2 || done.Steps[i].Name != name {
+			r.t.Fatalf("step %d of a rehearsal is not %s: %+v", i, name, done.Steps)
+		}
+	}
+	if done.FreezeSeconds == nil || *done.FreezeSeconds <= 0 || done.Serving != 1 {
+		r.t.Errorf("a rehearsal: %+v", done)
+	}
+	if err := r.load.Committed(r.t.Context(), 50); err != nil {
+		r.t.Fatal(err)
+	}
+	if now := r.load.Stats(); now.Refused == writes.Refused {
+		r.t.Errorf("no writer was refused in a rehearsal: %+v", now)
+	}
+	if state := r.state(); state != "streaming" {
+		r.t.Errorf("after a rehearsal the move is %s", state)
 	}
 }
 

@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"pgreshard/move"
 	"pgreshard/status"
 )
 
@@ -35,7 +34,7 @@ func (a *app) migrateCommand() *cobra.Command {
 			return a.migrate(c.Context(), hold, !yes)
 		},
 	}
-	c.Flags().BoolVar(&hold, "hold", false, "do not cut over: follow the source until stopped")
+	c.Flags().BoolVar(&hold, "hold", false, "do not cut over: follow the source until `pgreshard cutover` says so")
 	c.Flags().BoolVar(&yes, "yes", false, "do not ask before the freeze")
 	return c
 }
@@ -59,7 +58,7 @@ func (a *app) migrate(ctx context.Context, hold, ask bool) error {
 			return err
 		}
 		defer asked.Close()
-		server, err := newServer(e.Snapshot, asked, c)
+		server, err := a.newServer(e, asked, c)
 		if err != nil {
 			return err
 		}
@@ -86,10 +85,10 @@ func (a *app) follow(ctx context.Context, e engine) {
 
 // newServer wires what is served to what answers, and asks for the token where others can reach it. One question is
 // answered at a time.
-func newServer(snapshot func() move.Status, asked engine, c *Config) (*status.Server, error) {
+func (a *app) newServer(worker, asked engine, c *Config) (*status.Server, error) {
 	var one sync.Mutex
 	s := status.Config{
-		Snapshot: snapshot,
+		Snapshot: worker.Snapshot,
 		Layout: func(ctx context.Context) (any, error) {
 			one.Lock()
 			defer one.Unlock()
@@ -100,16 +99,19 @@ func newServer(snapshot func() move.Status, asked engine, c *Config) (*status.Se
 			defer one.Unlock()
 			return asked.Route(ctx, table, key)
 		},
-		Cert: c.HTTP.TLSCert,
-		Key:  c.HTTP.TLSKey,
+		Verbs: map[string]status.Verb{"cutover": a.cutoverVerb(worker), "verify": verifyVerb(worker)},
+		Cert:  c.HTTP.TLSCert,
+		Key:   c.HTTP.TLSKey,
 	}
-	if host, _, _ := net.SplitHostPort(c.HTTP.Listen); !loopback(host) {
-		token, err := makeToken(c.Move.Name)
-		if err != nil {
-			return nil, err
-		}
-		s.Token, s.MetricsToken = token, metricsToken()
+	host, _, _ := net.SplitHostPort(c.HTTP.Listen)
+	s.Open = loopback(host)
+	var err error
+	if s.Token, err = makeToken(c.Move.Name); err != nil && !s.Open {
+		return nil, err
+	} else if err != nil {
+		a.log.Warn("this worker cannot be asked to do anything: there is no token", "error", err.Error(), "hint", hintOf(err))
 	}
+	s.MetricsToken = metricsToken()
 	return status.New(s), nil
 }
 
@@ -141,7 +143,7 @@ const windowAgain = time.Second
 // ready is asked before the freeze: it waits for the window, then for the person's word where one is to be asked.
 func (a *app) ready(ctx context.Context, hours window, hold, ask bool) (bool, error) {
 	if hold {
-		a.log.Info("held before the cutover: stop this command and run it without --hold to cut over")
+		a.log.Info("held before the cutover: `pgreshard cutover` makes it")
 		return false, nil
 	}
 	if !hours.open(time.Now()) {

@@ -2,6 +2,9 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -36,10 +39,20 @@ var kills = []struct {
 	{"switched", 0, "state completed", true},
 }
 
+// loggingHooks are hooks that leave their names in a file.
+func loggingHooks(file string) (section string) {
+	section = "[hooks]\n"
+	for _, name := range []string{"before_freeze", "after_undo", "after_switch"} {
+		section += fmt.Sprintf("%s = [\"sh\", \"-c\", \"echo $PGRESHARD_STEP >> '%s'\"]\n", name, file)
+	}
+	return section
+}
+
 func TestAWorkerKilledInEveryStateGoesOnToTheSameEnd(t *testing.T) {
 	t.Parallel()
+	hooks := filepath.Join(t.TempDir(), "hooks")
 	r := newRig(t, 3, pgtest.WorkloadOptions{Writers: 8, Rate: 200, Lookups: true, KeyChanges: true, NewTenants: true},
-		"[cutover]\nreverse = false\n[copy]\nworkers = 2\n")
+		"[cutover]\nreverse = false\n[copy]\nworkers = 2\n"+loggingHooks(hooks))
 	var all []*gates
 	for _, db := range r.shards {
 		all = append(all, newGates(t, db))
@@ -89,6 +102,10 @@ func TestAWorkerKilledInEveryStateGoesOnToTheSameEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
+	// Whatever the worker before had paused was ended first, and writers were led to the new layout once.
+	if ran, err := os.ReadFile(hooks); err != nil || !regexp.MustCompile(`^(before_freeze\nafter_undo\n){4}before_freeze\nafter_switch\n$`).Match(ran) {
+		t.Errorf("hooks ran as %q, %v", ran, err)
+	}
 	t.Logf("%+v", r.load.Stats())
 	if err := r.load.Ledger().Check(t.Context(), r.conns(r.shards)...); err != nil {
 		t.Error(err)

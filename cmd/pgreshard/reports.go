@@ -126,6 +126,9 @@ func (r verifyReport) WriteText(w io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if r.At != nil {
+		fmt.Fprintf(w, "exactly as of %s on the sources\n", strings.Join(r.At, ", "))
+	}
 	for _, table := range r.Tables {
 		for _, f := range table.Failures {
 			fmt.Fprintf(w, "%s: %s %d did not answer: %s\n", table.Table, f.Side, f.Number, f.Reason)

@@ -77,7 +77,7 @@ func (a *app) root() *cobra.Command {
 	root.PersistentFlags().StringVarP(&a.config, "config", "c", "pgreshard.toml", "configuration `file`")
 	root.PersistentFlags().StringVar(&a.logFormat, "log-format", "text", "log as text or json")
 	root.AddCommand(
-		a.planCommand(), a.migrateCommand(), a.statusCommand(), a.verifyCommand(), a.routeCommand(), a.layoutCommand(),
+		a.planCommand(), a.migrateCommand(), a.cutoverCommand(), a.statusCommand(), a.verifyCommand(), a.routeCommand(), a.layoutCommand(),
 		a.cancelCommand(), a.completeCommand(),
 		a.demoCommand(), a.versionCommand(),
 	)

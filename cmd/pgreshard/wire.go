@@ -57,6 +57,8 @@ func (c *Config) typed() (move.Config, error) {
 		MustVerify:  c.Cutover.Verify,
 		Reverse:     c.Cutover.Reverse,
 		Sequences:   c.Sequences.Policy,
+		Hooks: move.Hooks{Timeout: time.Duration(c.Hooks.Timeout),
+			BeforeFreeze: c.Hooks.BeforeFreeze, AfterSwitch: c.Hooks.AfterSwitch, AfterUndo: c.Hooks.AfterUndo},
 
 		PgBin:    os.Getenv("PGRESHARD_PG_BIN"),
 		StateDir: state,
@@ -95,7 +97,13 @@ func (e moveEngine) Complete(ctx context.Context, release bool) (fenced bool, er
 }
 
 // Snapshot and Status also know of the hours in which migrate cuts over.
-func (e moveEngine) Snapshot() move.Status { return e.hours.tell(e.Move.Snapshot(), time.Now()) }
+func (e moveEngine) Snapshot() move.Status {
+	s := e.hours.tell(e.Move.Snapshot(), time.Now())
+	for i := range s.Cutover.Hooks { // the user's own programs may print what they connect with
+		s.Cutover.Hooks[i].Output = redact(s.Cutover.Hooks[i].Output)
+	}
+	return s
+}
 
 func (e moveEngine) Status(ctx context.Context) (move.Status, error) {
 	s, err := e.Move.Status(ctx)

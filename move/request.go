@@ -1,0 +1,180 @@
+package move
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"strings"
+	"time"
+)
+
+// CutoverOptions is what a person asks of a worker that follows its sources.
+type CutoverOptions struct {
+	DryRun   bool `json:"dry_run"`  // tell the steps, change nothing
+	Rehearse bool `json:"rehearse"` // all but the switch, then undo
+}
+
+// CutoverReport is what came of it. FreezeSeconds is for how long writes were refused, nil for a dry run.
+type CutoverReport struct {
+	Steps         []StepReport `json:"steps"`
+	FreezeSeconds *float64     `json:"freeze_seconds"`
+	Serving       int          `json:"serving"` // the layout that serves now
+}
+
+// NotReadyError means that a cutover was asked for at a moment at which it cannot be made. Nothing was changed.
+type NotReadyError struct{ Because []string }
+
+func (e *NotReadyError) Error() string {
+	return "it is not safe to cut over: " + strings.Join(e.Because, "; ") + "; hint: `pgreshard status --watch` says when it is"
+}
+
+// request is a cutover somebody waits for.
+type request struct {
+	CutoverOptions
+	answer chan outcome // has room for one
+}
+
+type outcome struct {
+	report CutoverReport
+	err    error
+}
+
+// takeTime is how long the worker may take to take up a request; it is busy with one thing at a time.
+const takeTime = 10 * time.Second
+
+// Cutover asks the worker of this process, which Migrate runs in another goroutine, to cut over now, and waits for what
+// came of it. What keeps a cutover from being made is a NotReadyError; a cutover under way goes on to its end although
+// ctx ends.
+func (m *Move) Cutover(ctx context.Context, o CutoverOptions) (CutoverReport, error) {
+	m.mu.Lock()
+	safe := m.safe()
+	m.mu.Unlock()
+	if !safe.OK {
+		return CutoverReport{}, &NotReadyError{safe.Because}
+	}
+	r := request{o, make(chan outcome, 1)}
+	select {
+	case m.requests <- r:
+	case <-time.After(takeTime):
+		return CutoverReport{}, &NotReadyError{[]string{"the worker is busy with something else"}}
+	case <-ctx.Done():
+		return CutoverReport{}, ctx.Err()
+	}
+	select {
+	case done := <-r.answer:
+		return done.report, done.err
+	case <-ctx.Done():
+		return CutoverReport{}, ctx.Err()
+	}
+}
+
+// await makes the cutover when Ready says so, or when it is asked for, whichever comes first. What is asked for and
+// undone leaves the move following its sources, as before.
+func (c *cutover) await(ctx context.Context, o MigrateOptions) error {
+	if o.Ready == nil {
+		return c.attempts(ctx)
+	}
+	asking, stop := context.WithCancel(ctx)
+	defer stop()
+	type word struct {
+		yes bool
+		err error
+	}
+	ready := make(chan word, 1)
+	go func() {
+		yes, err := o.Ready(asking)
+		ready <- word{yes, err}
+	}()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case w := <-ready:
+			if w.err != nil {
+				return w.err
+			}
+			if w.yes {
+				return c.attempts(ctx)
+			}
+		case r := <-c.requests:
+			if switched, err := c.serve(ctx, r); switched || err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// serve does what was asked. An error it returns ends the following; one that leaves the sources serving and the move as
+// it was is for who asked alone.
+func (c *cutover) serve(ctx context.Context, r request) (switched bool, err error) {
+	var report CutoverReport
+	if r.DryRun {
+		report.Steps, err = c.dryRun(ctx)
+		report.Serving = c.servingVersion()
+		r.answer <- outcome{report, err}
+		return false, nil
+	}
+	c.rehearsal = r.Rehearse
+	err = c.attempts(ctx)
+	c.rehearsal = false
+	report.Steps, report.Serving = c.done, c.servingVersion()
+	report.FreezeSeconds = c.Snapshot().Cutover.FreezeSeconds
+	var undone *UndoneError
+	stays := errors.As(err, &undone) || GaveUp(err)
+	if stays && undone != nil && undone.Err == errRehearsed { // and nothing else went wrong
+		r.answer <- outcome{report, nil}
+		return false, nil
+	}
+	r.answer <- outcome{report, err}
+	if stays {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// attempts tries the cutover up to the configured number of times.
+func (c *cutover) attempts(ctx context.Context) error {
+	if err := c.catchUp(ctx, c.followers); err != nil {
+		return err
+	}
+	if err := c.beforeFreeze(ctx); err != nil {
+		return err
+	}
+	err := c.tries(ctx)
+	var unknown *UnknownError
+	switch {
+	case errors.As(err, &unknown):
+		return err
+	case c.servingVersion() == c.Destination.Layout:
+		return cmp.Or(err, c.afterSwitch(ctx))
+	}
+	if len(c.Hooks.BeforeFreeze) > 0 { // even where ctx has ended: nobody else lets go what it holds
+		err = withHook(err, c.afterUndo(ctx))
+	}
+	return err
+}
+
+// withHook adds to why a cutover was undone that the hook after it failed.
+func withHook(err, hook error) error {
+	var undone *UndoneError
+	if hook != nil && errors.As(err, &undone) {
+		return &UndoneError{Step: undone.Step, Err: errors.Join(undone.Err, hook)}
+	}
+	return errors.Join(err, hook)
+}
+
+func (c *cutover) tries(ctx context.Context) error {
+	for attempt := 1; ; attempt++ {
+		err := c.try(ctx)
+		if !mayPass(err) || attempt >= c.Attempts {
+			return err
+		}
+		c.log.Info("the cutover is put off, trying again", "attempt", attempt, "reason", err.Error())
+		if err := sleep(ctx, time.Second); err != nil {
+			return err
+		}
+		if err := c.catchUp(ctx, c.followers); err != nil {
+			return err
+		}
+	}
+}
