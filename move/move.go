@@ -47,6 +47,7 @@ type Move struct {
 	verified  VerifyStatus
 	cutover   CutoverStatus
 	hooks     []HookStatus // the last run of each
+	steps     []StepReport // of the last cutover
 	health    health
 	rates     rates
 }

@@ -14,7 +14,7 @@ func (m *Move) Snapshot() Status {
 	defer m.mu.Unlock()
 	s := Status{Move: m.Name, State: m.state, Layout: StatusLayout{Serving: m.serving, Next: m.Destination.Layout},
 		Verify: m.verified, Cutover: m.cutover, Waiting: m.waiting(), Alarms: m.alarms(), Copy: m.copyStatus(), Streams: m.streamStatus(), Shards: m.shardStatus(), Lookup: m.lookupStatus()}
-	s.Cutover.Hooks = slices.Clone(m.hooks)
+	s.Cutover.Hooks, s.Cutover.Steps = slices.Clone(m.hooks), slices.Clone(m.steps)
 	if m.failure != "" {
 		s.Error = &m.failure
 	}
@@ -110,6 +110,9 @@ func (m *Move) describe(f *follower, s *StreamStatus) {
 	if bytes, age, ok := f.lag(); ok {
 		seconds := age.Seconds()
 		s.LagBytes, s.LagSeconds = &bytes, &seconds
+	}
+	if h := m.rates.lags[f.source]; h != nil {
+		s.LagHistory = slices.Clone(h.values)
 	}
 	s.RowsPerSecond, s.ETASeconds = m.rates.streams[f].perSecond(), m.rates.streams[f].eta()
 }

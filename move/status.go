@@ -77,6 +77,8 @@ type StreamStatus struct {
 	SafeWAL     *int64   `json:"safe_wal_size"`
 	Budget      *int64   `json:"wal_budget"`
 	LossSeconds *float64 `json:"loss_seconds"`
+	// LagHistory is LagSeconds of the last six minutes, one every three seconds, below 0 where it was not known.
+	LagHistory []float64 `json:"lag_history,omitempty"`
 }
 
 // ShardStatus is what the stream has done to one destination shard since the worker started.
@@ -132,6 +134,8 @@ type VerifyStatus struct {
 type CutoverStatus struct {
 	Step          string   `json:"step"`
 	FreezeSeconds *float64 `json:"freeze_seconds"`
+	// Steps are those done of the cutover that runs, or ran last in this worker.
+	Steps []StepReport `json:"steps,omitempty"`
 	// Hooks are the last run of each hook by this worker, the latest first.
 	Hooks []HookStatus `json:"hooks,omitempty"`
 }

@@ -99,6 +99,7 @@ func (a *app) newServer(worker, asked engine, c *Config) (*status.Server, error)
 			defer one.Unlock()
 			return asked.Route(ctx, table, key)
 		},
+		Words: stateLine, Events: a.recent.events,
 		Verbs: map[string]status.Verb{"cutover": a.cutoverVerb(worker), "verify": verifyVerb(worker)},
 		Cert:  c.HTTP.TLSCert,
 		Key:   c.HTTP.TLSKey,
