@@ -14,6 +14,7 @@ func (m *Move) Snapshot() Status {
 	defer m.mu.Unlock()
 	s := Status{Move: m.Name, State: m.state, Layout: StatusLayout{Serving: m.serving, Next: m.Destination.Layout},
 		Verify: m.verified, Cutover: m.cutover, Waiting: m.waiting(), Alarms: m.alarms(), Copy: m.copyStatus(), Streams: m.streamStatus(), Shards: m.shardStatus(), Lookup: m.lookupStatus()}
+	s.Cutover.MaxFreezeSeconds = m.MaxFreeze.Seconds()
 	s.Cutover.Hooks, s.Cutover.Steps = slices.Clone(m.hooks), slices.Clone(m.steps)
 	if m.failure != "" {
 		s.Error = &m.failure

@@ -134,6 +134,8 @@ type VerifyStatus struct {
 type CutoverStatus struct {
 	Step          string   `json:"step"`
 	FreezeSeconds *float64 `json:"freeze_seconds"`
+	// MaxFreezeSeconds is [cutover] max_freeze.
+	MaxFreezeSeconds float64 `json:"max_freeze_seconds"`
 	// Steps are those done of the cutover that runs, or ran last in this worker.
 	Steps []StepReport `json:"steps,omitempty"`
 	// Hooks are the last run of each hook by this worker, the latest first.
