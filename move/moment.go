@@ -38,23 +38,24 @@ const (
 
 // takeMoment holds the streams still, makes a temporary slot on every source, whose snapshot and position belong together,
 // lets the streams go on up to exactly there, and takes a snapshot of every shard. Making a slot waits for every transaction
-// that is open on its server, so old ones are waited for first.
-func (m *Move) takeMoment(ctx context.Context) (*moment, error) {
+// that is open on its server, so old ones are waited for first. While the streams stand still it runs meanwhile, which may be
+// nil, with a context that ends when they have stood still for long enough.
+func (m *Move) takeMoment(ctx context.Context, meanwhile func(context.Context, *moment) error) (*moment, error) {
 	for attempt := 1; ; attempt++ {
-		mo, err := m.tryMoment(ctx)
+		mo, err := m.tryMoment(ctx, meanwhile)
 		var blocked *replicator.BlockedError
 		again := errors.Is(err, sink.ErrEnded) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &blocked) || pg.Transient(err)
 		if err == nil || ctx.Err() != nil || !again || attempt == momentAttempts {
 			return mo, err
 		}
-		m.log.Info("the streams could not be compared at one position, trying again", "attempt", attempt, "reason", err.Error())
+		m.log.Info("the streams could not be held at one position, trying again", "attempt", attempt, "reason", err.Error())
 		if err := sleep(ctx, time.Second); err != nil {
 			return nil, err
 		}
 	}
 }
 
-func (m *Move) tryMoment(ctx context.Context) (mo *moment, err error) {
+func (m *Move) tryMoment(ctx context.Context, meanwhile func(context.Context, *moment) error) (mo *moment, err error) {
 	if err := m.untilYoung(ctx); err != nil {
 		return nil, err
 	}
@@ -100,6 +101,9 @@ func (m *Move) tryMoment(ctx context.Context) (mo *moment, err error) {
 		mo.shards[n], err = copier.NewSnapshot(ctx, m.Destination.Shards[n], m.app())
 		return err
 	})
+	if err == nil && meanwhile != nil {
+		err = meanwhile(ctx, mo)
+	}
 	m.log.Info("both sides are held at one position", "stood_still_seconds", time.Since(began).Seconds())
 	return mo, err
 }

@@ -21,51 +21,63 @@ import (
 func (m *Move) VerifyNow(ctx context.Context) (*verify.Report, error) {
 	m.verifying.Lock()
 	defer m.verifying.Unlock()
-	if state := m.currentState(); state != StateStreaming {
-		return nil, &NotReadyError{[]string{"the move is " + state + ", and can be compared beside writers while it is " + StateStreaming}}
-	}
-	was := m.setVerified(VerifyStatus{State: "running"})
-	report, at, err := m.verifyNow(ctx)
-	if err != nil {
-		m.setVerified(was)
-		return nil, err
-	}
-	report.At = at
-	return report, m.conclude(ctx, report)
+	report, _, err := m.verifyNow(ctx, 0)
+	return report, err
 }
 
-func (m *Move) verifyNow(ctx context.Context) (*verify.Report, []string, error) {
+// verifyNow also says how each table was compared. At most limit rows of a table are named, 0: verify's own bound.
+func (m *Move) verifyNow(ctx context.Context, limit int) (*verify.Report, verify.Request, error) {
+	if state := m.currentState(); state != StateStreaming {
+		return nil, verify.Request{}, &NotReadyError{[]string{"the move is " + state + ", and can be compared beside writers while it is " + StateStreaming}}
+	}
+	was := m.setVerified(VerifyStatus{State: "running"})
+	report, request, err := m.compareAtAMoment(ctx, limit)
+	if err != nil {
+		m.setVerified(was)
+		return nil, request, err
+	}
+	return report, request, m.conclude(ctx, report)
+}
+
+func (m *Move) compareAtAMoment(ctx context.Context, limit int) (*verify.Report, verify.Request, error) {
 	inv, err := m.takeInventory(ctx)
 	if err != nil {
-		return nil, nil, err
-	}
-	dest, err := m.destCatalog(ctx)
-	if err != nil {
-		return nil, nil, err
+		return nil, verify.Request{}, err
 	}
 	request, err := m.verification(ctx, inv)
 	if err != nil {
-		return nil, nil, err
+		return nil, request, err
 	}
-	mo, err := m.takeMoment(ctx)
+	mo, err := m.takeMoment(ctx, nil)
 	if err != nil {
-		return nil, nil, err
+		return nil, request, err
 	}
 	defer mo.close()
-	at := make([]string, len(mo.at))
+	var at []string
 	for n, lsn := range mo.at {
-		at[n], request.Sources[n].Snapshot = lsn.String(), mo.sources[n].ID
+		at, request.Sources[n].Snapshot = append(at, lsn.String()), mo.sources[n].ID
 	}
 	for n := range mo.shards {
 		request.Shards[n].Snapshot = mo.shards[n].ID
 	}
 	// Each source was looked at a moment of its own, so that of a table that an application writes on one after another they
 	// may differ now; the freeze, in which nobody writes, compares them.
-	request.OneSource = true
-	then := &momentAsker{shards: mo.shards, router: sink.Router{Lookups: lookup.New(m.LookupBytes)}}
-	request.Place = m.placing(inv, dest, &then.router, func(t *sink.Table) lookup.Asker { return then.of(t) })
+	request.OneSource, request.Limit = true, limit
+	if request.Place, err = m.placerThen(ctx, inv, mo); err != nil {
+		return nil, request, err
+	}
 	report, err := verify.Run(ctx, request)
-	return report, at, err
+	if report != nil {
+		report.At = at
+	}
+	return report, request, err
+}
+
+// placerThen places rows by what the mapping tables were at a moment.
+func (m *Move) placerThen(ctx context.Context, inv *inventory, mo *moment) (verify.Placer, error) {
+	dest, err := m.destCatalog(ctx)
+	then := &momentAsker{shards: mo.shards, router: sink.Router{Lookups: lookup.New(m.LookupBytes)}}
+	return m.placing(inv, dest, &then.router, func(t *sink.Table) lookup.Asker { return then.of(t) }), err
 }
 
 // momentAsker translates keys as the mapping tables were at a moment.

@@ -65,7 +65,7 @@ func writeReport(file string, r report) (err error) {
 }
 
 func (a *app) verifyCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, repair bool
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Compare source and destination",
@@ -75,7 +75,7 @@ func (a *app) verifyCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.with(c.Context(), func(e engine, cfg *Config) error {
-				r, exact, err := a.verify(c.Context(), e, cfg)
+				r, exact, err := a.verify(c.Context(), e, cfg, repair)
 				if err != nil {
 					return err
 				}
@@ -93,20 +93,34 @@ func (a *app) verifyCommand() *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON, one object per table")
-	laterFlags(c, "repair")
+	c.Flags().BoolVar(&repair, "repair", false, "make the rows that differ as the sources have them, and compare again; needs a worker that follows the sources")
 	return c
 }
 
 // verify has the worker compare, where one follows its sources: that is exact beside writers. Else the databases are compared
 // as they are.
-func (a *app) verify(ctx context.Context, e engine, c *Config) (r report, exact bool, err error) {
+func (a *app) verify(ctx context.Context, e engine, c *Config, repair bool) (r report, exact bool, err error) {
+	if repair { // by a worker or by nobody
+		r, err := a.askVerify(ctx, e, c, true)
+		return r, true, err
+	}
 	if s, err := askWorker(ctx, c); err == nil && s.Move == c.Move.Name && s.State == move.StateStreaming {
-		found := &verify.Report{}
-		err := a.ask(ctx, e, c, "verify", struct{}{}, found)
-		return verifyReport{found}, true, err
+		r, err := a.askVerify(ctx, e, c, false)
+		return r, true, err
 	}
 	r, err = e.Verify(ctx)
 	return r, false, err
+}
+
+func (a *app) askVerify(ctx context.Context, e engine, c *Config, repair bool) (report, error) {
+	var found move.RepairReport
+	if err := a.ask(ctx, e, c, "verify", verifyOptions{Repair: repair}, &found); err != nil {
+		return nil, err
+	}
+	if found.After == nil {
+		found.After = &verify.Report{}
+	}
+	return verifyReport{Report: found.After, repaired: found}, nil
 }
 
 func (a *app) routeCommand() *cobra.Command {

@@ -13,7 +13,6 @@ import (
 
 	"pgreshard/move"
 	"pgreshard/status"
-	"pgreshard/verify"
 )
 
 func (a *app) cutoverCommand() *cobra.Command {
@@ -92,9 +91,24 @@ func (a *app) cutoverVerb(e engine) status.Verb {
 	})
 }
 
-// verifyVerb is POST /verify.
+// verifyOptions are what `verify` asks of a worker.
+type verifyOptions struct {
+	Repair bool `json:"repair"`
+}
+
+// verifyVerb is POST /verify. The answer's after is what was found, last.
 func verifyVerb(e engine) status.Verb {
-	return verb(func(ctx context.Context, _ struct{}) (*verify.Report, error) { return e.VerifyNow(ctx) })
+	return verb(func(ctx context.Context, o verifyOptions) (r move.RepairReport, err error) {
+		if o.Repair {
+			found, err := e.Repair(ctx)
+			if found != nil {
+				r = *found
+			}
+			return r, err
+		}
+		r.After, err = e.VerifyNow(ctx)
+		return r, err
+	})
 }
 
 // verb makes a Verb of what takes options and gives a result.

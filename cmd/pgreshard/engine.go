@@ -19,6 +19,8 @@ type engine interface {
 	Verify(context.Context) (report, error)
 	// VerifyNow is of the engine whose Migrate runs in another goroutine and follows its sources.
 	VerifyNow(context.Context) (*verify.Report, error)
+	// Repair is VerifyNow that makes what it found right and compares again.
+	Repair(context.Context) (*move.RepairReport, error)
 	// Route takes a value for each of the sharding columns; an empty table: where all rules agree.
 	Route(ctx context.Context, table string, key []string) (report, error)
 	Layout(context.Context) (report, error)
