@@ -1,6 +1,7 @@
 package move
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -132,7 +133,12 @@ func (f *follower) run(ctx context.Context) error {
 	f.sink.Confirm = reader.Confirm
 	whole := ctx
 	g, ctx := errgroup.WithContext(whole)
-	g.Go(func() error { return reader.Run(ctx) })
+	read := make(chan error, 1)
+	g.Go(func() error {
+		err := reader.Run(ctx)
+		read <- err
+		return err
+	})
 	g.Go(func() error {
 		if err := f.sink.Run(ctx, reader.Blocks(), reader.Release); err != nil {
 			return err
@@ -140,13 +146,13 @@ func (f *follower) run(ctx context.Context) error {
 		if f.sink.StopAt != 0 {
 			return errReached
 		}
-		return errStreamEnded
+		return cmp.Or(<-read, errStreamEnded) // there are no more blocks: the reader says why
 	})
 	g.Go(func() error { return f.watch(ctx) })
 	return f.move.slotError(whole, f.source, at, g.Wait())
 }
 
-// errStreamEnded ends the replicator when the sink has nothing more to take; the replicator's own error comes first.
+// errStreamEnded is of a reader that ended without saying why.
 var errStreamEnded = errors.New("the stream ended")
 
 // queueBytes bounds what one source has received and not applied.
