@@ -143,7 +143,7 @@ func (f *follower) run(ctx context.Context) error {
 		if err := f.sink.Run(ctx, reader.Blocks(), reader.Release); err != nil {
 			return err
 		}
-		if f.sink.StopAt != 0 {
+		if f.sink.Stopped() {
 			return errReached
 		}
 		return cmp.Or(<-read, errStreamEnded) // there are no more blocks: the reader says why

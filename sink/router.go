@@ -78,6 +78,7 @@ func (r *router) run(ctx context.Context, blocks <-chan *pg.Block) error {
 			}
 			switch err := r.block(ctx, b); {
 			case errors.Is(err, errStopAt):
+				r.stopped.Store(true)
 				if err := r.handOver(ctx, b); err != nil {
 					return err
 				}

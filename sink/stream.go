@@ -67,6 +67,7 @@ type Stream struct {
 	careful    map[*Table]care
 	unmapped   map[feedID]*keySet
 	applied    atomic.Uint64
+	stopped    atomic.Bool  // at StopAt
 	moved      atomic.Int64 // Unix nanoseconds when applied last grew
 }
 
@@ -99,6 +100,9 @@ func (r *router) isCareful(t *Table) bool { return r.tx.Commit <= r.careful[t].e
 // Applied is the position every shard has committed, 0 before the first Run has read the checkpoints.
 func (s *Stream) Applied() pg.LSN { return pg.LSN(s.applied.Load()) }
 
+// Stopped says that the last Run came to StopAt, and did not end because there were no more blocks.
+func (s *Stream) Stopped() bool { return s.stopped.Load() }
+
 // Run takes blocks until the channel is closed (then it commits what is whole and returns nil), until ctx ends, or until
 // anything fails. Where a shard is lost, the failure waits until the shard is there again, and the others go on so long. release is called for each block when nothing refers to it any more. It may be run again with blocks
 // from a stream started at or before Applied; transactions a shard already has are skipped there.
@@ -106,6 +110,7 @@ func (s *Stream) Run(ctx context.Context, blocks <-chan *pg.Block, release func(
 	s.batchBytes = cmp.Or(s.BatchBytes, 4<<20)
 	s.batchDelay = cmp.Or(s.BatchDelay, 50*time.Millisecond)
 	s.gate = newGate(len(s.Shards))
+	s.stopped.Store(false)
 	s.forgetFuture()
 	err := s.connect(ctx)
 	if err == nil {
