@@ -153,7 +153,7 @@ var errStreamEnded = errors.New("the stream ended")
 const queueBytes = 16 << 20
 
 // watch asks the source where its log is, so that the lag is known, looks every three seconds for changes the log does
-// not show, and sweeps the outboxes.
+// not show, and sweeps what shards remember for a replay.
 func (f *follower) watch(ctx context.Context) error {
 	for n := 0; ; n++ {
 		if err := f.ask(ctx); err != nil {
@@ -203,14 +203,18 @@ func (f *follower) reach(ctx context.Context, until time.Time) error {
 	return err
 }
 
-// sweep drops outbox images that no replay can ask for any more.
+// sweep drops what shards remember for a replay and no replay can ask for any more.
 func (f *follower) sweep(ctx context.Context) error {
 	reader := f.reader.Load()
 	confirmed := reader.Stats().Confirmed
 	return f.move.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
 		s := f.move.stream(f.source)
-		_, err := conn.Exec(ctx, checkpoints.SweepSQL, s.Move, s.Source, confirmed.String())
-		return err
+		for _, sql := range []string{checkpoints.SweepSQL, checkpoints.SweepUnmappedSQL} {
+			if _, err := conn.Exec(ctx, sql, s.Move, s.Source, confirmed.String()); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

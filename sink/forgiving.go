@@ -54,7 +54,7 @@ func (r *router) put(ctx context.Context, t *Table, row pg.Row) error {
 		}
 		return nil
 	}
-	to, err := r.place(ctx, t, row)
+	to, err := r.placeNew(ctx, t, row)
 	if err != nil {
 		return err
 	}

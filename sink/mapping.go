@@ -92,6 +92,19 @@ func (s *keySet) add(row pg.Row, column int) {
 	}
 }
 
+// put adds a key.
+func (s *keySet) put(key []byte) { s.add(pg.Row{{Kind: pg.Text, Bytes: key}}, 0) }
+
+// join puts in every key of another set.
+func (s *keySet) join(other *keySet) {
+	if other.all {
+		s.all, s.keys = true, nil
+	}
+	for key := range other.keys {
+		s.put([]byte(key))
+	}
+}
+
 func (s *keySet) has(row pg.Row, column int) bool {
 	if s.all || s.keys == nil || column < 0 {
 		return s.all
@@ -119,17 +132,23 @@ func (r *router) unmapped(t *Table, f Feed) *keySet {
 // rehomeLater notes that the translation of a row's key may change, and holds the changes of the tables that go by it.
 func (r *router) rehomeLater(f Feed, row pg.Row, which func(*Table) bool) {
 	for _, t := range r.fedBy(f.Query) {
-		if !which(t) {
-			continue
+		if which(t) {
+			r.rehomingOf(t).add(row, f.Key)
 		}
-		i := slices.IndexFunc(r.rehomings, func(h *rehoming) bool { return h.table == t })
-		if i < 0 {
-			i = len(r.rehomings)
-			r.rehomings = append(r.rehomings, &rehoming{table: t})
-		}
-		r.rehomings[i].keys.add(row, f.Key)
-		r.holding[t] = true
 	}
+}
+
+// rehomingOf are the keys of a table that the transaction's end looks at; until then its changes are held.
+func (r *router) rehomingOf(t *Table) *keySet {
+	r.holding[t] = true
+	for _, h := range r.rehomings {
+		if h.table == t {
+			return &h.keys
+		}
+	}
+	h := &rehoming{table: t}
+	r.rehomings = append(r.rehomings, h)
+	return &h.keys
 }
 
 func every(*Table) bool { return true }
@@ -167,7 +186,16 @@ func (r *router) translationsChange(t *Table, old, new pg.Row) {
 func (r *router) mappingComes(t *Table, new pg.Row) {
 	for _, f := range t.Feeds {
 		known := !f.Adds || r.unmapped(t, f).has(new, f.Key)
-		r.rehomeLater(f, new, func(of *Table) bool { return known || of.Rule.OnMissing != layout.MissingStop })
+		for _, of := range r.fedBy(f.Query) {
+			switch {
+			case known || of.Rule.OnMissing != layout.MissingStop || f.Key >= 0 && len(r.Unmapped.among(of, new[f.Key:f.Key+1])) > 0:
+				r.rehomingOf(of).add(new, f.Key)
+			case f.Key < 0: // it may be for any of those that were placed without
+				if placed := r.Unmapped.of(of); placed.all || len(placed.keys) > 0 {
+					r.rehomingOf(of).join(&placed)
+				}
+			}
+		}
 	}
 }
 

@@ -104,6 +104,9 @@ func (r *router) rehomeAll(ctx context.Context, t *Table) error {
 // rehomeBlock moves the rows of some keys from those of shards where they are not placed.
 func (r *router) rehomeBlock(ctx context.Context, t *Table, shards []int, keys []pg.Datum) error {
 	homes, err := r.homes(ctx, t, keys)
+	if err == nil {
+		err = r.mapped(ctx, t, keys, homes)
+	}
 	if err != nil {
 		return err
 	}

@@ -37,8 +37,9 @@ type router struct {
 	leaving []leaving         // mapping rows the open transaction deletes
 	remaps  bool              // the present change is an update that changes what lookups read
 
-	rehomings []*rehoming // what the open transaction's end has to look at
-	pass      int64       // how often it has done so
+	decided   map[string]decision // by table and key: what rows without translation are placed by in the open transaction
+	rehomings []*rehoming         // what the open transaction's end has to look at
+	pass      int64               // how often it has done so
 	fed       map[int][]*Table
 	source    *pgx.Conn
 	scratch   []pg.Datum
@@ -46,7 +47,7 @@ type router struct {
 }
 
 func newRouter(s *Stream, release func(*pg.Block)) *router {
-	return &router{Stream: s, release: release, bindings: map[uint32]*binding{}, holding: map[*Table]bool{}, once: map[*Table]*Table{}, fed: map[int][]*Table{}, units: make([]unit, len(s.appliers)),
+	return &router{Stream: s, release: release, bindings: map[uint32]*binding{}, holding: map[*Table]bool{}, once: map[*Table]*Table{}, decided: map[string]decision{}, fed: map[int][]*Table{}, units: make([]unit, len(s.appliers)),
 		skip: make([]bool, len(s.appliers)), kept: make([]bool, len(s.appliers)), all: all(len(s.appliers))}
 }
 
@@ -150,6 +151,7 @@ func (r *router) change(ctx context.Context, c *pg.Change) error {
 // begin finds the shards that have the transaction already: their checkpoint, an end LSN, is beyond its commit LSN.
 func (r *router) begin(tx *pg.Tx) {
 	r.tx, r.n, r.ahead, r.past, r.pass = tx, 0, false, true, 0
+	clear(r.decided)
 	for _, a := range r.appliers {
 		a.rehomed = 0
 	}

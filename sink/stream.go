@@ -12,6 +12,7 @@ import (
 
 	"pgreshard/checkpoints"
 	"pgreshard/layout"
+	"pgreshard/lookup"
 	"pgreshard/pg"
 )
 
@@ -39,6 +40,10 @@ type Stream struct {
 	// Settle waits until the other sources' streams that carry the table's mapping have passed the positions their sources
 	// have now: a key without mapping at the end of its transaction is asked once more then. nil where there is one source.
 	Settle func(ctx context.Context, t *Table) error
+	// Now asks the sources, as they are now, for translations; nil: Source.
+	Now func(ctx context.Context, t *Table, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error)
+	// Unmapped is shared by the streams of all sources.
+	Unmapped *Unmapped
 	// Forgive records on every shard that a table forgives up to a position, before a row read there is written.
 	Forgive func(ctx context.Context, t *Table, until pg.LSN) error
 	// StopAt ends the stream in order before the first transaction that commits at or after it: every shard then holds
@@ -71,7 +76,7 @@ type Stream struct {
 
 // NewStream readies the counters; the exported fields are the caller's to set.
 func NewStream(shards []pg.Shard) *Stream {
-	return &Stream{Shards: shards, counters: counters{shards: make([]shardCounters, len(shards))}, careful: map[*Table]care{}, unmapped: map[feedID]*keySet{}}
+	return &Stream{Shards: shards, counters: counters{shards: make([]shardCounters, len(shards))}, careful: map[*Table]care{}, unmapped: map[feedID]*keySet{}, Unmapped: &Unmapped{}}
 }
 
 // care is how far a table is asked row by row, because a row was not where its new key places it.
@@ -204,6 +209,9 @@ func (s *Stream) connect(ctx context.Context) error {
 			return err
 		}
 		if a.at, err = s.Checkpoint.Lock(ctx, conn); err != nil {
+			return err
+		}
+		if err := s.Checkpoint.UnmappedKeys(ctx, conn, s.Unmapped.add); err != nil {
 			return err
 		}
 		a.durable.Store(uint64(a.at))
