@@ -12,13 +12,17 @@ import (
 
 // UnmappedSQL notes, in the transaction that places its rows, that a key had no mapping row at its transaction's end, and
 // what it was placed by; NULL where no row of it was to stay. Parameters: move, source, commit LSN, table, key, value.
-const UnmappedSQL = `insert into pgreshard.unmapped (move, source, commit_lsn, tbl, key, value)
-	values ($1, $2::int, $3::pg_lsn, $4, $5, $6)`
+const UnmappedSQL = `insert into pgreshard.unmapped (move, source, commit_lsn, tbl, key, placed, value)
+	values ($1, $2::int, $3::pg_lsn, $4, $5, true, $6)`
+
+// LostSQL notes keys that rows carry and whose mapping rows have gone; a query that gives the keys follows. Parameters: move,
+// source, commit LSN, table.
+const LostSQL = `insert into pgreshard.unmapped (move, source, commit_lsn, tbl, key) select $1, $2::int, $3::pg_lsn, $4, `
 
 // Unmapped reads what a key was placed by in the transaction committed at commit; noted is false where it was not.
 func (s Stream) Unmapped(ctx context.Context, q pg.Querier, commit pg.LSN, table, key string) (value []byte, noted bool, err error) {
 	err = q.QueryRow(ctx, `select value from pgreshard.unmapped
-		where move = $1 and source = $2 and commit_lsn = $3::text::pg_lsn and tbl = $4 and key = $5`, s.Move, s.Source, commit.String(), table, key).Scan(&value)
+		where move = $1 and source = $2 and commit_lsn = $3::text::pg_lsn and tbl = $4 and key = $5 and placed`, s.Move, s.Source, commit.String(), table, key).Scan(&value)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, false, nil
 	}
@@ -28,11 +32,12 @@ func (s Stream) Unmapped(ctx context.Context, q pg.Querier, commit pg.LSN, table
 	return value, true, nil
 }
 
-// UnmappedKeys lists the keys of each table that rows were placed by without a mapping row, whichever source they are of.
-func (s Stream) UnmappedKeys(ctx context.Context, q pg.Querier, each func(table, key string)) error {
+// UnmappedKeys lists the keys of each table that rows may carry without a mapping row, whichever source they are of; nil: any.
+func (s Stream) UnmappedKeys(ctx context.Context, q pg.Querier, each func(table string, key *string)) error {
 	rows, err := q.Query(ctx, `select distinct tbl, key from pgreshard.unmapped where move = $1`, s.Move)
 	if err == nil {
-		var table, key string
+		var table string
+		var key *string
 		_, err = pgx.ForEachRow(rows, []any{&table, &key}, func() error {
 			each(table, key)
 			return nil
@@ -48,6 +53,10 @@ func (s Stream) UnmappedKeys(ctx context.Context, q pg.Querier, each func(table,
 // Parameters: move, source and commit LSN of that transaction, table, keys.
 const MappedSQL = `update pgreshard.unmapped set mapped_by = $2::int, mapped_lsn = $3::pg_lsn
 	where move = $1 and tbl = $4 and key = any($5::text[]) and mapped_lsn is null`
+
+// AllMappedSQL notes it of every key of a table.
+const AllMappedSQL = `update pgreshard.unmapped set mapped_by = $2::int, mapped_lsn = $3::pg_lsn
+	where move = $1 and tbl = $4 and mapped_lsn is null`
 
 // SweepUnmappedSQL drops what neither a replay nor a mapping row that comes can ask for any more. Parameters: move, source,
 // confirmed position.

@@ -25,6 +25,7 @@ type follower struct {
 	source    int
 	sink      *sink.Stream
 	reader    atomic.Pointer[replicator.Stream] // of the present run
+	waits     atomic.Bool                       // for other streams to bring a mapping
 	behind    lagMeter
 }
 
@@ -48,12 +49,15 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 		if err != nil {
 			return nil, err
 		}
+		if len(m.Source.Shards) > 1 || len(resumed) > 0 { // a copy was told of mapping rows that are yet to come
+			m.router.Lookups.Clear()
+		}
 		for _, t := range tables {
 			t.Forgive, t.StartsAt = resumed[t.Source.String()].ForgiveUntil, max(t.StartsAt, resumed[t.Source.String()].StartsAt)
 		}
 		s := sink.NewStream(m.Destination.Shards)
 		s.Checkpoint, s.Source, s.Router, s.Tables, s.Leaves = m.stream(n), m.Source.Shards[n], m.router, tables, leaves
-		s.BatchBytes, s.BatchDelay, s.AppName, s.Standbys = m.BatchBytes, m.BatchDelay, m.app(), m.Confirm != ConfirmLeader
+		s.BatchBytes, s.BatchDelay, s.AppName, s.Standbys = m.BatchBytes, m.BatchDelay, m.streamApp(), m.Confirm != ConfirmLeader
 		s.Away = func(shard layout.Shard, err error) {
 			m.log.Warn("a shard is lost; the others go on until it is back", "source", n, "shard", int(shard), "error", oneLine(err))
 		}
@@ -64,11 +68,16 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 		}
 		if len(m.Source.Shards) > 1 {
 			s.Mine = func(t *sink.Table, key []pg.Datum) (bool, error) {
-				return m.isOf(ctx, n, inv.byName[t.Source].sourceRule, t, key)
+				return m.isOf(ctx, n, inv.byName[t.Source], t, key)
 			}
-			s.Settle = func(ctx context.Context, t *sink.Table) error { return m.settle(ctx, n, t) }
+			s.Now = m.askSources
 		}
-		all = append(all, &follower{move: m, inv: inv, evolution: e, source: n, sink: s})
+		s.Unmapped = &m.unmapped
+		f := &follower{move: m, inv: inv, evolution: e, source: n, sink: s}
+		if len(m.Source.Shards) > 1 {
+			s.Settle = f.settle
+		}
+		all = append(all, f)
 	}
 	m.mu.Lock()
 	m.followers = all
@@ -78,13 +87,14 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 
 // isOf says whether the source layout places a row on a source. Where the layout translates the key first, the shards
 // are asked.
-func (m *Move) isOf(ctx context.Context, source int, rule *layout.Rule, t *sink.Table, key []pg.Datum) (bool, error) {
+func (m *Move) isOf(ctx context.Context, source int, from *moved, t *sink.Table, key []pg.Datum) (bool, error) {
+	rule := from.sourceRule
 	if rule.Lookup == "" {
 		shard, err := rule.Place(key)
 		return int(shard) == source, err
 	}
 	of := *t
-	of.Rule, of.RuleKey = rule, t.SourceKey
+	of.Rule, of.RuleKey, of.Query = rule, t.SourceKey, from.query
 	shard, err := m.router.Place(ctx, &of, key, destAsker{m, t})
 	return int(shard) == source, err
 }
@@ -92,27 +102,30 @@ func (m *Move) isOf(ctx context.Context, source int, rule *layout.Rule, t *sink.
 // settleTime is how long a stream that misses a mapping waits for the others; then the whole is tried again.
 const settleTime = 30 * time.Second
 
-// settle waits until the other streams that carry a table's mapping have passed where their sources are now. An
-// omnisharded mapping comes from the first source alone, which therefore waits for nobody.
-func (m *Move) settle(ctx context.Context, source int, t *sink.Table) error {
+// settle waits until the other streams that carry a table's mapping have passed where their sources are now, or wait
+// themselves. An omnisharded mapping comes from the first source alone, which therefore waits for nobody.
+func (f *follower) settle(ctx context.Context, t *sink.Table) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
+	f.waits.Store(true)
+	defer f.waits.Store(false)
+	m := f.move
 	m.mu.Lock()
 	all := m.followers
 	m.mu.Unlock()
-	for _, f := range all {
-		if f.source == source || !t.AskAll && f.source != 0 || !t.AskAll && source == 0 {
+	for _, other := range all {
+		if other == f || !t.AskAll && (other.source != 0 || f.source == 0) {
 			continue
 		}
 		var end pg.LSN
-		err := m.source(ctx, f.source, func(conn *pgx.Conn) error {
+		err := m.source(ctx, other.source, func(conn *pgx.Conn) error {
 			return conn.QueryRow(ctx, `select pg_current_wal_insert_lsn()::text`).Scan(&end)
 		})
-		for err == nil && f.sink.Applied() < end {
+		for err == nil && other.sink.Applied() < end && !other.waits.Load() {
 			err = sleep(ctx, 5*time.Millisecond)
 		}
 		if err != nil {
-			return fmt.Errorf("wait for the stream of source %d, which may bring a mapping: %w", f.source, err)
+			return fmt.Errorf("wait for the stream of source %d, which may bring a mapping: %w", other.source, err)
 		}
 	}
 	return nil

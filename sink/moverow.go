@@ -55,8 +55,6 @@ func (r *router) searchUpdate(ctx context.Context, t *Table, to layout.Shard, ol
 	switch {
 	case err != nil:
 		return err
-	case !r.remaps && r.Mine != nil && (image == nil && len(t.Guard) > 0 || image != nil && changedIn(t.Guard, image, new)): // it is not as lookups read it
-		return &MappingChangedError{Table: t.Source, At: r.tx.Commit}
 	case image == nil:
 		return &DivergedError{Table: t.Source, Shard: to, At: r.tx.Commit, What: "update of a row that is on no shard", Key: keyText(new, t.Key)}
 	}

@@ -155,3 +155,36 @@ func TestAReplayPlacesARowWithoutMappingAsTheShardThatIsAhead(t *testing.T) {
 		}
 	}
 }
+
+// Mapping rows that go while rows carry their keys, and come again to another worker with another translation, move the rows.
+func TestMappingRowsThatComeAgainToAnotherWorkerMoveTheirRows(t *testing.T) {
+	t.Parallel()
+	for _, unkeyed := range []bool{false, true} {
+		for _, away := range []string{`delete from tenants where id < 1003`, `truncate tenants`, `update tenants set id = id + 5000`} {
+			t.Run(fmt.Sprintf("%s, keys not told: %t", away, unkeyed), func(t *testing.T) {
+				t.Parallel()
+				f, a, b := orphans(t, 2, "")
+				f.unkeyed = unkeyed
+				f.takeOver()
+				stop := f.run()
+				f.exec(fmt.Sprintf(`insert into tenants select g, %d from generate_series(1000, 1004) g`, a))
+				f.exec(`insert into users select g, 1000 + g % 5 from generate_series(1, 50) g; insert into notes select 1000 + g % 5, g from generate_series(1, 50) g; delete from users where tenant = 1001`)
+				f.exec(away)
+				f.catchUp()
+				stop()
+				if noted := f.shards[0].Query(t, `select 1 from pgreshard.unmapped where key = '1001' and tbl = 'public.users'`); len(noted) > 0 {
+					t.Error("a key that no row of the table carries is remembered")
+				}
+				f.takeOver()
+				stop = f.run()
+				f.exec(fmt.Sprintf(`insert into tenants select g, %d from generate_series(1000, 1004) g on conflict do nothing`, b))
+				f.catchUp()
+				f.compare()
+				stop()
+				if left := f.shards[0].Query(t, `select key from pgreshard.unmapped where mapped_lsn is null and key is not null`); len(left) > 0 {
+					t.Errorf("still taken for keys without mapping row: %v", left)
+				}
+			})
+		}
+	}
+}

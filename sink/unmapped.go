@@ -3,6 +3,8 @@ package sink
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"pgreshard/checkpoints"
@@ -16,13 +18,45 @@ import (
 // every shard, in the transaction that places the row: a replay with a shard that is ahead must place it alike. When the
 // mapping row passes, the rows move if it says otherwise (docs/design.md, "Lookup").
 
-// Unmapped are the keys, by table, of which rows were placed without a mapping row. The streams of all sources share it.
+// Unmapped are keys that rows may carry though they have no mapping row: by table, those that shards remember, and, by feed, those
+// whose mapping rows went while this process follows. A mapping row that comes for one of them moves its rows. The streams of all
+// sources share it.
 type Unmapped struct {
 	mu     sync.Mutex
 	tables map[string]*keySet
+	feeds  map[feedID]*keySet
 }
 
-func (u *Unmapped) add(table, key string) {
+// feedID tells the feeds of a move apart, whichever stream has them.
+type feedID struct {
+	table pg.Name
+	query string
+}
+
+// gone adds the key that a mapping row answered which goes; which may not be known.
+func (u *Unmapped) gone(t *Table, f Feed, row pg.Row, column int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.feeds == nil {
+		u.feeds = map[feedID]*keySet{}
+	}
+	id := feedID{t.Source, f.Query.Name}
+	if u.feeds[id] == nil {
+		u.feeds[id] = &keySet{}
+	}
+	u.feeds[id].add(row, column)
+}
+
+// wasThere says that a mapping row for the key that a new one answers may have gone before.
+func (u *Unmapped) wasThere(t *Table, f Feed, row pg.Row) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	set := u.feeds[feedID{t.Source, f.Query.Name}]
+	return set != nil && set.has(row, f.Key)
+}
+
+// add adds a key of a table; nil: any.
+func (u *Unmapped) add(table string, key *string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.tables == nil {
@@ -31,7 +65,11 @@ func (u *Unmapped) add(table, key string) {
 	if u.tables[table] == nil {
 		u.tables[table] = &keySet{}
 	}
-	u.tables[table].put([]byte(key))
+	if key == nil {
+		u.tables[table].add(nil, -1)
+	} else {
+		u.tables[table].put([]byte(*key))
+	}
 }
 
 // among gives those of keys that are unmapped keys of a table.
@@ -55,6 +93,12 @@ func (u *Unmapped) of(t *Table) (out keySet) {
 		out.join(set)
 	}
 	return out
+}
+
+func (u *Unmapped) removeAll(t *Table) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.tables, t.Source.String())
 }
 
 func (u *Unmapped) remove(t *Table, keys []string) {
@@ -83,7 +127,7 @@ func (r *router) placeNew(ctx context.Context, t *Table, row pg.Row) (layout.Sha
 // placeUnmapped places a row whose key has no translation at the end of its transaction.
 func (r *router) placeUnmapped(ctx context.Context, t *Table, row pg.Row, missing error) (layout.Shard, error) {
 	key := row[t.RuleKey[0]]
-	if key.Kind != pg.Text || r.Mine != nil {
+	if key.Kind != pg.Text {
 		return 0, missing
 	}
 	d, err := r.decide(ctx, t, key, missing)
@@ -105,7 +149,8 @@ func (r *router) decide(ctx context.Context, t *Table, key pg.Datum, missing err
 	if d, ok := r.decided[id]; ok {
 		return d, nil
 	}
-	r.Unmapped.add(t.Source.String(), string(key.Bytes)) // before the sources are asked: what they tell may pass meanwhile
+	text := string(key.Bytes)
+	r.Unmapped.add(t.Source.String(), &text) // before the sources are asked: what they tell may pass meanwhile
 	if r.ahead {
 		noted := false
 		if d, noted, err = r.decidedBefore(ctx, t, key); err == nil && !noted { // it had its mapping row then
@@ -115,7 +160,7 @@ func (r *router) decide(ctx context.Context, t *Table, key pg.Datum, missing err
 		d, err = r.asTheSourcesAre(ctx, t, key)
 	}
 	if err == nil {
-		err = r.noteUnmapped(ctx, t, key, d)
+		err = r.note(ctx, t, checkpoints.UnmappedSQL, key.Bytes, d.value)
 	}
 	if err == nil {
 		r.decided[id] = d
@@ -136,14 +181,6 @@ func (r *router) decidedBefore(ctx context.Context, t *Table, key pg.Datum) (d d
 		}
 	}
 	return d, false, nil
-}
-
-// noteUnmapped keeps the decision on every shard, in the transaction that places the row on one.
-func (r *router) noteUnmapped(ctx context.Context, t *Table, key pg.Datum, d decision) error {
-	p := r.Checkpoint
-	s := statement{sql: checkpoints.UnmappedSQL, types: make([]uint32, 6), params: [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(r.tx.Commit.String()),
-		[]byte(t.Source.String()), key.Bytes, d.value}}
-	return r.call(ctx, r.live(r.all), func(ctx context.Context, a *applier) error { return a.exec(ctx, s).Err })
 }
 
 // asTheSourcesAre asks the sources, as they are now, for the translation of a key. Where they have none, and rows that
@@ -190,6 +227,62 @@ func (r *router) sourceAsker(t *Table) lookup.Asker {
 	})
 }
 
+// keysLost notes keys that have no mapping row from now on, unless another answers them.
+func (r *router) keysLost(t *Table, f Feed, row pg.Row, column int) {
+	r.Unmapped.gone(t, f, row, column)
+	r.loses = r.loses || t.Rule.Omni
+	for _, of := range r.fedBy(f.Query) {
+		if r.lost[of] == nil {
+			r.lost[of] = &keySet{}
+		}
+		r.lost[of].add(row, column)
+	}
+}
+
+// noteLost has every shard remember those of the transaction's lost keys that rows on it carry, for whoever follows after this
+// process.
+func (r *router) noteLost() {
+	for t, keys := range r.lost {
+		for _, shard := range r.all {
+			r.add(layout.Shard(shard), op{kind: opLost, table: t, lost: &lostKeys{*keys, r.Checkpoint}})
+		}
+	}
+	clear(r.lost)
+}
+
+// lostKeys are keys and the stream that has taken their mapping rows away.
+type lostKeys struct {
+	keySet
+	by checkpoints.Stream
+}
+
+// noteLost is the statement for what a batch has of a table's lost keys. Which of them rows carry it sees at the batch's end:
+// rows that came after the key was lost were placed without a mapping row, and are noted as such.
+func noteLost(t *Table, ops []*op) statement {
+	var all keySet
+	for _, o := range ops {
+		all.join(&o.lost.keySet)
+	}
+	p, at := ops[0].lost.by, ops[len(ops)-1].at
+	s := statement{types: make([]uint32, 4), params: [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(at.String()), []byte(t.Source.String())}}.of(ops...)
+	if all.all {
+		s.sql = checkpoints.LostSQL + fmt.Sprintf("null where exists (select from %s)", t.destRows())
+		return s
+	}
+	column := t.RuleKey[:1]
+	var rows []pg.Row
+	for _, key := range slices.Sorted(maps.Keys(all.keys)) {
+		row := make(pg.Row, len(t.Columns))
+		row[column[0]] = pg.Datum{Kind: pg.Text, Bytes: []byte(key)}
+		rows = append(rows, row)
+	}
+	w := unnest(t, column, rows, "w", 5)
+	s.takes(w)
+	s.sql = checkpoints.LostSQL + fmt.Sprintf("format('%%s', k) from (select distinct t.%[1]s k from %[2]s t where t.%[1]s = any(array(select %[3]s from %[4]s))) t",
+		t.Columns[column[0]].SQL(), t.destRows(), w.values[0], joined(false, w))
+	return s
+}
+
 // mapped notes which of keys were unmapped and have a translation now.
 func (r *router) mapped(ctx context.Context, t *Table, keys []pg.Datum, homes []layout.Shard) error {
 	var have []pg.Datum
@@ -206,12 +299,29 @@ func (r *router) mapped(ctx context.Context, t *Table, keys []pg.Datum, homes []
 	for i, key := range were {
 		column[i] = pg.Row{{Kind: pg.Text, Bytes: []byte(key)}}
 	}
-	p := r.Checkpoint
-	s := statement{sql: checkpoints.MappedSQL, types: make([]uint32, 5), params: [][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(r.tx.Commit.String()),
-		[]byte(t.Source.String()), arrayLiteral(column, 0)}}
-	err := r.call(ctx, r.live(r.all), func(ctx context.Context, a *applier) error { return a.exec(ctx, s).Err })
+	err := r.note(ctx, t, checkpoints.MappedSQL, arrayLiteral(column, 0))
 	if err == nil {
 		r.Unmapped.remove(t, were)
 	}
 	return err
+}
+
+// allMapped notes that every key of a table has a translation now.
+func (r *router) allMapped(ctx context.Context, t *Table) error {
+	if set := r.Unmapped.of(t); !set.all {
+		return nil // mapped has noted each
+	}
+	err := r.note(ctx, t, checkpoints.AllMappedSQL)
+	if err == nil {
+		r.Unmapped.removeAll(t)
+	}
+	return err
+}
+
+// note writes to the bookkeeping of every shard, in its open transaction.
+func (r *router) note(ctx context.Context, t *Table, sql string, values ...[]byte) error {
+	p := r.Checkpoint
+	s := statement{sql: sql, types: make([]uint32, 4+len(values)), params: append([][]byte{[]byte(p.Move), fmt.Append(nil, p.Source), []byte(r.tx.Commit.String()),
+		[]byte(t.Source.String())}, values...)}
+	return r.call(ctx, r.live(r.all), func(ctx context.Context, a *applier) error { return a.exec(ctx, s).Err })
 }
