@@ -12,6 +12,7 @@ import (
 
 	"pgreshard/checkpoints"
 	"pgreshard/layout"
+	"pgreshard/lookup"
 	"pgreshard/pg"
 	"pgreshard/replicator"
 	"pgreshard/sink"
@@ -70,7 +71,9 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 			s.Mine = func(t *sink.Table, key []pg.Datum) (bool, error) {
 				return m.isOf(ctx, n, inv.byName[t.Source], t, key)
 			}
-			s.Now = m.askSources
+			s.Now = func(ctx context.Context, t *sink.Table, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
+				return m.askSources(ctx, t.AskAll, q, keys)
+			}
 		}
 		s.Unmapped = &m.unmapped
 		f := &follower{move: m, inv: inv, evolution: e, source: n, sink: s}

@@ -151,11 +151,11 @@ func (f *follower) upTo(ctx context.Context, at pg.LSN) error {
 	return err
 }
 
-// askSources asks the sources for translations, as they are now: the first, or all where the mapping is sharded.
-func (m *Move) askSources(ctx context.Context, t *sink.Table, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
+// askSources asks the sources for translations, as they are now: the first, or all, of which exactly one must answer.
+func (m *Move) askSources(ctx context.Context, all bool, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
 	total := make([]lookup.Answer, len(keys))
 	for n := range m.Source.Shards {
-		if n > 0 && !t.AskAll {
+		if n > 0 && !all {
 			break
 		}
 		err := m.source(ctx, n, func(conn *pgx.Conn) error {
