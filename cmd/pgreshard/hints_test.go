@@ -56,6 +56,7 @@ func TestWhatStopsTheStreamIsToldWhatHelps(t *testing.T) {
 	})
 	worker.kill()
 	slot := "pgreshard_" + strings.ReplaceAll(nameOf(r.source), "-", "_") + "_0"
+	r.source.Exec(t, `select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where slot_name = $1 and active`, slot) // it may not have heard of the kill
 	r.source.Exec(t, `select pg_drop_replication_slot($1)`, slot)
 	fails(t, env, file, "the replication slot does not exist", over)
 	for _, command := range [][]string{{"cancel", "--drop-data"}, {"migrate", "--yes"}} {
