@@ -42,6 +42,10 @@ create table if not exists pgreshard.outbox (
   move text, source int, commit_lsn pg_lsn, n bigint, tbl text not null, image text[] not null,
   primary key (move, source, commit_lsn, n));
 alter table pgreshard.outbox add column if not exists columns text[] not null default '{}';
+create table if not exists pgreshard.unmapped (
+  move text not null, source int not null, commit_lsn pg_lsn not null, tbl text not null, key text, placed boolean not null default false, value text,
+  mapped_by int, mapped_lsn pg_lsn);
+create index if not exists unmapped_at on pgreshard.unmapped (move, source, commit_lsn);
 create table if not exists pgreshard.layout (
   database text, version int, record jsonb not null, primary key (database, version));
 create table if not exists pgreshard.serving (

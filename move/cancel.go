@@ -240,7 +240,7 @@ func (m *Move) dropBookkeeping(ctx context.Context, conn *pgx.Conn) error {
 	for _, sql := range []string{
 		`delete from pgreshard.move where name = $1`, `delete from pgreshard.lease where move = $1`, `delete from pgreshard.journal where move = $1`,
 		`delete from pgreshard.checkpoint where move = $1`, `delete from pgreshard.chunk where move = $1`,
-		`delete from pgreshard.resumed where move = $1`, `delete from pgreshard.outbox where move = $1`,
+		`delete from pgreshard.resumed where move = $1`, `delete from pgreshard.outbox where move = $1`, `delete from pgreshard.unmapped where move = $1`,
 	} {
 		if _, err := conn.Exec(ctx, sql, m.Name); err != nil {
 			return err

@@ -46,9 +46,7 @@ func (m *Move) followAndCutOver(ctx context.Context, inv *inventory, e *evolutio
 	following, stop := context.WithCancel(ctx)
 	defer stop()
 	g, following := errgroup.WithContext(following)
-	for _, f := range followers {
-		g.Go(func() error { return m.retry(following, f.run) })
-	}
+	g.Go(func() error { return m.followAll(following, followers) })
 	g.Go(func() error {
 		defer stop()
 		return m.conduct(following, inv, e, followers, o)
@@ -64,6 +62,7 @@ func (m *Move) forgetFollowers() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.followers = nil
+	m.router.Lookups.Clear() // of what was learnt from transactions that are to come again
 }
 
 // conduct arms the sources, waits until they are followed closely, and makes the cutover when it is time.

@@ -28,6 +28,7 @@ type Move struct {
 	sessions sessions
 	spares   spares
 	router   sink.Router
+	unmapped sink.Unmapped
 	book     checkpoints.Book
 	resumed  bool // an earlier worker got the move to its present state, and may have died within it
 

@@ -51,7 +51,7 @@ func (p *planner) checkTables(ctx context.Context) error {
 		p.note("no table of the move comes under %s", rule)
 	}
 	p.noteUnknown(inv)
-	return errors.Join(p.notMoved(ctx, inv), p.noteUniques(ctx, inv), p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
+	return errors.Join(p.noteMappings(ctx, inv), p.notMoved(ctx, inv), p.noteUniques(ctx, inv), p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
 }
 
 // noteUnknown names what [[omnisharded_tables]] lists and the source has not.

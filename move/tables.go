@@ -206,6 +206,10 @@ func (inv *inventory) leaves(source int) (leaves []*pg.Table) {
 // sinkTables makes, for one source, how each leaf's changes are written, by the leaf's OID.
 func (inv *inventory) sinkTables(source int, dest *pg.Catalog, e *evolution) (map[uint32]*sink.Table, map[uint32]pg.Name, error) {
 	tables, leaves := map[uint32]*sink.Table{}, map[uint32]pg.Name{}
+	stream := source
+	if len(inv.sources) == 1 {
+		stream = noStream
+	}
 	for _, t := range inv.tables {
 		if !t.follows(source) {
 			continue
@@ -216,7 +220,7 @@ func (inv *inventory) sinkTables(source int, dest *pg.Catalog, e *evolution) (ma
 		}
 		var shared *sink.Table
 		for _, leaf := range inv.sources[source].Leaves(root) {
-			st, err := t.sinkTable(root, leaf, into, e.renamed(source, into))
+			st, err := t.sinkTable(root, leaf, into, e.renamed(source, into), stream)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -257,9 +261,24 @@ func common(a, b []int) (out []int) {
 	return out
 }
 
-// sinkTable matches a leaf's columns to the destination's by name; renamed tells which the source calls otherwise.
-func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string) (*sink.Table, error) {
-	st := &sink.Table{Source: t.name, Dest: into.Name, SourceParts: root.Kind == 'p', DestParts: into.Kind == 'p', Rule: t.rule, Query: t.query, AskAll: t.asked, WithMapping: t.withMapping, Renamed: renamed, Gone: map[string]bool{}}
+// noStream: of several sources none in particular.
+const noStream = -1
+
+// of is a lookup as one of several streams asks it: its translations are its own, since it sees what it has changed of mappings
+// and not committed, and the others must not.
+func of(q *lookup.Query, stream int) *lookup.Query {
+	if q == nil || stream == noStream {
+		return q
+	}
+	own := *q
+	own.ID += (stream + 1) << 20
+	return &own
+}
+
+// sinkTable matches a leaf's columns to the destination's by name; renamed tells which the source calls otherwise. Its lookups
+// are a stream's.
+func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string, stream int) (*sink.Table, error) {
+	st := &sink.Table{Source: t.name, Dest: into.Name, SourceParts: root.Kind == 'p', DestParts: into.Kind == 'p', Rule: t.rule, Query: of(t.query, stream), AskAll: t.asked, WithMapping: t.withMapping, Renamed: renamed, Gone: map[string]bool{}}
 	called := map[string]bool{}
 	for _, c := range root.Columns {
 		called[cmp.Or(renamed[c.Name], c.Name)] = true
@@ -312,7 +331,7 @@ func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string)
 	}
 	for _, q := range t.plain {
 		if key, value := at(q.key), at(q.value); key >= 0 && value >= 0 && slices.Equal(st.Key, []int{key}) {
-			st.Answers = append(st.Answers, sink.Answer{Query: q.query, Key: key, Value: value})
+			st.Answers = append(st.Answers, sink.Answer{Query: of(q.query, stream), Key: key, Value: value})
 		}
 	}
 	for _, f := range t.feeds {
@@ -320,7 +339,7 @@ func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string)
 		if f.key != "" {
 			key = at(f.key)
 		}
-		st.Feeds = append(st.Feeds, sink.Feed{Query: f.query, Key: key, Adds: f.adds, Unique: f.unique})
+		st.Feeds = append(st.Feeds, sink.Feed{Query: of(f.query, stream), Key: key, Adds: f.adds, Unique: f.unique})
 	}
 	for _, name := range t.guard {
 		if i := at(name); i >= 0 {

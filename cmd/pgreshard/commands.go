@@ -16,7 +16,7 @@ import (
 )
 
 func (a *app) planCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, lookups bool
 	var file string
 	c := &cobra.Command{
 		Use:   "plan",
@@ -27,7 +27,7 @@ func (a *app) planCommand() *cobra.Command {
 				if err := cfg.unbuilt(); err != nil {
 					return err
 				}
-				p, err := e.Plan(c.Context())
+				p, err := e.Plan(c.Context(), lookups)
 				if err != nil {
 					return err
 				}
@@ -40,7 +40,8 @@ func (a *app) planCommand() *cobra.Command {
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	c.Flags().StringVar(&file, "report", "", "write the plan to `file` as well")
-	laterFlags(c, "placements", "shards", "lookups")
+	c.Flags().BoolVar(&lookups, "lookups", false, "ask for the mapping row of every key, not of a sample")
+	laterFlags(c, "placements", "shards")
 	return c
 }
 

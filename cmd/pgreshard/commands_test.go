@@ -44,7 +44,9 @@ func (r fakeReport) WriteText(w io.Writer) error {
 }
 func (r fakeReport) OK() bool { return r.ok }
 
-func (e *fakeEngine) Plan(context.Context) (report, error) { return fakeReport{"plan", e.ok}, nil }
+func (e *fakeEngine) Plan(context.Context, bool) (report, error) {
+	return fakeReport{"plan", e.ok}, nil
+}
 func (e *fakeEngine) Verify(context.Context) (report, error) {
 	return fakeReport{"comparison", e.ok}, nil
 }
