@@ -1,0 +1,105 @@
+package survey
+
+import (
+	"fmt"
+
+	"pgreshard/layout"
+)
+
+// Weighed is one key with how many rows and bytes carry it.
+type Weighed struct {
+	Hash     uint64 // layout.Rule.Hash
+	Position uint64 // the part of all rows whose key comes before it in the keys' order, of 2^64
+	Rows     float64
+	Bytes    float64
+}
+
+// Strategy is one way to bring keys down to shards, as a team may choose it for a layout that grows.
+type Strategy struct {
+	Name    string
+	InMove  bool   // [[sharded_tables]] placement can ask for it
+	Ordered bool   // what it places is a key's Position, not its Hash
+	Scans   string // where a scan of a range of keys goes
+	Between func(before, after int) (layout.Placement, layout.Placement)
+}
+
+// Strategies are those compared, in the order they are shown. The placements are those that rules use.
+func Strategies() []Strategy {
+	const all, one = "all shards", "one shard, or neighbours"
+	return []Strategy{
+		{Name: "modulo", InMove: true, Scans: all, Between: func(before, after int) (layout.Placement, layout.Placement) {
+			return layout.Modulo(before), layout.Modulo(after)
+		}},
+		slots(1024), slots(16384),
+		{Name: "ranges, all bounds redrawn evenly", Ordered: true, Scans: one, Between: func(before, after int) (layout.Placement, layout.Placement) {
+			return layout.EvenRanges(before), layout.EvenRanges(after)
+		}},
+		{Name: "ranges, cut in half", Ordered: true, Scans: one, Between: func(before, after int) (layout.Placement, layout.Placement) {
+			return layout.EvenRanges(before), layout.CutRanges(before, after)
+		}},
+		{Name: "ring, 128 points a shard", Scans: all, Between: func(before, after int) (layout.Placement, layout.Placement) {
+			return layout.NewRing(before, 128), layout.NewRing(after, 128)
+		}},
+		{Name: "rendezvous", Scans: all, Between: func(before, after int) (layout.Placement, layout.Placement) {
+			return layout.Rendezvous(before), layout.Rendezvous(after)
+		}},
+		{Name: "jump hash", Scans: all, Between: func(before, after int) (layout.Placement, layout.Placement) {
+			return layout.Jump(before), layout.Jump(after)
+		}},
+	}
+}
+
+func slots(n int) Strategy {
+	return Strategy{Name: fmt.Sprintf("%d slots, handed over whole", n), InMove: true, Scans: "all shards",
+		Between: func(before, after int) (layout.Placement, layout.Placement) {
+			from := layout.NewSlots(n, before, nil)
+			return from, from.HandOver(after, nil)
+		}}
+}
+
+// Cost is what going from one number of shards to another does with some keys. Parts are of one.
+type Cost struct {
+	Strategy string  `json:"strategy"`
+	InMove   bool    `json:"in_move"` // false: compared only, no rule can ask for it
+	From     int     `json:"from"`
+	To       int     `json:"to"`
+	Keys     float64 `json:"moved_keys"` // parts that change their shard
+	Rows     float64 `json:"moved_rows"`
+	Bytes    float64 `json:"moved_bytes"`
+	Least    float64 `json:"least_share"` // of the rows, afterwards
+	Largest  float64 `json:"largest_share"`
+	Ratio    float64 `json:"ratio"` // Largest by Least; 0 where a shard has nothing
+	Scans    string  `json:"range_scans"`
+}
+
+// Compare places every key before and after.
+func (s Strategy) Compare(keys []Weighed, before, after int) Cost {
+	from, to := s.Between(before, after)
+	c := Cost{Strategy: s.Name, InMove: s.InMove, From: before, To: after, Scans: s.Scans}
+	share := make([]float64, after)
+	var rows, bytes float64
+	for _, k := range keys {
+		at := k.Hash
+		if s.Ordered {
+			at = k.Position
+		}
+		shard := to.Shard(at)
+		share[shard] += k.Rows
+		rows, bytes = rows+k.Rows, bytes+k.Bytes
+		if shard != from.Shard(at) {
+			c.Keys, c.Rows, c.Bytes = c.Keys+1, c.Rows+k.Rows, c.Bytes+k.Bytes
+		}
+	}
+	if rows == 0 {
+		return c
+	}
+	c.Keys, c.Rows, c.Bytes = c.Keys/float64(len(keys)), c.Rows/rows, c.Bytes/max(bytes, 1)
+	c.Least, c.Largest = share[0]/rows, share[0]/rows
+	for _, n := range share {
+		c.Least, c.Largest = min(c.Least, n/rows), max(c.Largest, n/rows)
+	}
+	if c.Least > 0 {
+		c.Ratio = c.Largest / c.Least
+	}
+	return c
+}
