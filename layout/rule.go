@@ -3,6 +3,7 @@ package layout
 import (
 	"crypto/sha1"
 	"encoding/binary"
+	"fmt"
 
 	"pgreshard/pg"
 )
@@ -94,6 +95,29 @@ func (r *Rule) Hash(key []pg.Datum) (hash uint64, ok bool) {
 		return 0, false
 	}
 	return hash, err == nil
+}
+
+// Hashes says by what function and of which types the rule hashes: two rules that say the same hash a key alike.
+func (r *Rule) Hashes() string { return fmt.Sprint(r.method, r.types) }
+
+// Compare orders two keys as their types do, column by column: text by its bytes, NULL last. A value that cannot be read
+// comes behind those that can.
+func (r *Rule) Compare(a, b []pg.Datum) int {
+	for i, t := range r.types {
+		v, inA := t.readable(a[i])
+		w, inB := t.readable(b[i])
+		switch {
+		case inA && inB:
+			if c := t.compare(v, w); c != 0 {
+				return c
+			}
+		case inA:
+			return -1
+		case inB:
+			return 1
+		}
+	}
+	return 0
 }
 
 // Placement is how the rule brings a key's hash down to a shard; nil where it places otherwise.

@@ -13,6 +13,7 @@ import (
 	"pgreshard/checkpoints"
 	"pgreshard/layout"
 	"pgreshard/pg"
+	"pgreshard/survey"
 )
 
 // Plan is what a move would do and everything that keeps it from starting. Making one changes nothing.
@@ -22,6 +23,8 @@ type Plan struct {
 	Tables   []PlannedTable  `json:"tables"`
 	Problems layout.Problems `json:"problems"`
 	Notes    []string        `json:"notes"` // what an operator should know and need not mend
+	// Surveys are what samples of the sources' rows tell of the sharded tables, the largest first; PlanWith only.
+	Surveys []*survey.Report `json:"surveys,omitempty"`
 }
 
 // PlannedNode is one shard of either side.
@@ -55,22 +58,30 @@ func (m *Move) mayStart(ctx context.Context) error {
 
 // Plan reads both sides and names every problem at once. What it tries, it tries in transactions rolled back.
 func (m *Move) Plan(ctx context.Context) (*Plan, error) {
+	p, _, err := m.plan(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return p.plan, nil
+}
+
+// plan also hands out what the rules are, nil where they cannot be told.
+func (m *Move) plan(ctx context.Context) (*planner, *inventory, error) {
 	p := &planner{Move: m, plan: &Plan{Problems: layout.Problems{}, Notes: []string{}}, systems: map[string]string{}}
 	sources := p.side(ctx, "source", m.Source, p.checkSource)
 	p.side(ctx, "destination", m.Destination, p.checkDestination)
 	if ctx.Err() != nil {
-		return nil, ctx.Err()
+		return p, nil, ctx.Err()
 	}
 	if state := p.plan.State; state != StateSwitched && state != StateCompleted { // else the record is this move's own
 		p.plan.Problems = append(p.plan.Problems, p.serving...)
 	}
 	if sources {
 		p.checkNames(ctx)
-		if err := p.checkTables(ctx); err != nil {
-			return nil, err
-		}
+		inv, err := p.checkTables(ctx)
+		return p, inv, err
 	}
-	return p.plan, nil
+	return p, nil, nil
 }
 
 type planner struct {

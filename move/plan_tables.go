@@ -13,12 +13,12 @@ import (
 	"pgreshard/pg"
 )
 
-// checkTables compiles the rules and looks at every table that is to be moved.
-func (p *planner) checkTables(ctx context.Context) error {
+// checkTables compiles the rules and looks at every table that is to be moved. It hands them out where the rules hold.
+func (p *planner) checkTables(ctx context.Context) (*inventory, error) {
 	inv, err := p.takeInventory(ctx)
 	var wrong *PlanError
 	if err != nil && !errors.As(err, &wrong) {
-		return err
+		return nil, err
 	}
 	for n := range inv.sources {
 		p.checkOwners(ctx, inv, n)
@@ -26,7 +26,7 @@ func (p *planner) checkTables(ctx context.Context) error {
 	p.checkRights(ctx, inv)
 	if wrong != nil {
 		p.plan.Problems = append(p.plan.Problems, wrong.Problems...)
-		return nil
+		return nil, nil
 	}
 	for _, t := range inv.tables {
 		p.plan.Tables = append(p.plan.Tables, inv.planned(t))
@@ -37,7 +37,7 @@ func (p *planner) checkTables(ctx context.Context) error {
 			p.checkIdentity(inv, leaf, n)
 		}
 		if err := p.checkGenerated(ctx, inv, n); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	p.checkHazards(ctx, inv)
@@ -51,7 +51,7 @@ func (p *planner) checkTables(ctx context.Context) error {
 		p.note("no table of the move comes under %s", rule)
 	}
 	p.noteUnknown(inv)
-	return errors.Join(p.notMoved(ctx, inv), p.noteUniques(ctx, inv), p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
+	return inv, errors.Join(p.notMoved(ctx, inv), p.noteUniques(ctx, inv), p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
 }
 
 // noteUnknown names what [[omnisharded_tables]] lists and the source has not.

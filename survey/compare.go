@@ -25,32 +25,39 @@ type Strategy struct {
 
 // Strategies are those compared, in the order they are shown. The placements are those that rules use.
 func Strategies() []Strategy {
-	const all, one = "all shards", "one shard, or neighbours"
 	return []Strategy{
-		{Name: "modulo", InMove: true, Scans: all, Between: func(before, after int) (layout.Placement, layout.Placement) {
+		{Name: "modulo", InMove: true, Scans: allShards, Between: func(before, after int) (layout.Placement, layout.Placement) {
 			return layout.Modulo(before), layout.Modulo(after)
 		}},
 		slots(1024), slots(16384),
-		{Name: "ranges, all bounds redrawn evenly", Ordered: true, Scans: one, Between: func(before, after int) (layout.Placement, layout.Placement) {
+		{Name: "ranges, all bounds redrawn evenly", Ordered: true, Scans: fewShards, Between: func(before, after int) (layout.Placement, layout.Placement) {
 			return layout.EvenRanges(before), layout.EvenRanges(after)
 		}},
-		{Name: "ranges, cut in half", Ordered: true, Scans: one, Between: func(before, after int) (layout.Placement, layout.Placement) {
+		{Name: cutName, Ordered: true, Scans: fewShards, Between: func(before, after int) (layout.Placement, layout.Placement) {
 			return layout.EvenRanges(before), layout.CutRanges(before, after)
 		}},
-		{Name: "ring, 128 points a shard", Scans: all, Between: func(before, after int) (layout.Placement, layout.Placement) {
+		{Name: "ring, 128 points a shard", Scans: allShards, Between: func(before, after int) (layout.Placement, layout.Placement) {
 			return layout.NewRing(before, 128), layout.NewRing(after, 128)
 		}},
-		{Name: "rendezvous", Scans: all, Between: func(before, after int) (layout.Placement, layout.Placement) {
+		{Name: "rendezvous", Scans: allShards, Between: func(before, after int) (layout.Placement, layout.Placement) {
 			return layout.Rendezvous(before), layout.Rendezvous(after)
 		}},
-		{Name: "jump hash", Scans: all, Between: func(before, after int) (layout.Placement, layout.Placement) {
+		{Name: "jump hash", Scans: allShards, Between: func(before, after int) (layout.Placement, layout.Placement) {
 			return layout.Jump(before), layout.Jump(after)
 		}},
 	}
 }
 
+// Where a scan of a range of keys goes.
+const (
+	allShards = "all shards"
+	fewShards = "one shard, or neighbours"
+)
+
+const cutName = "ranges, cut in half"
+
 func slots(n int) Strategy {
-	return Strategy{Name: fmt.Sprintf("%d slots, handed over whole", n), InMove: true, Scans: "all shards",
+	return Strategy{Name: fmt.Sprintf("%d slots, handed over whole", n), InMove: true, Scans: allShards,
 		Between: func(before, after int) (layout.Placement, layout.Placement) {
 			from := layout.NewSlots(n, before, nil)
 			return from, from.HandOver(after, nil)
@@ -102,4 +109,34 @@ func (s Strategy) Compare(keys []Weighed, before, after int) Cost {
 		c.Ratio = c.Largest / c.Least
 	}
 	return c
+}
+
+// Compare is what each strategy does with the keys, step by step: from a number of shards to the first of a stretch, and
+// from there on by one shard each.
+func (s *Sample) Compare(before, from, to int) (costs []Cost) {
+	keys := s.Weighed()
+	if len(keys) == 0 {
+		return nil
+	}
+	for after := from; after <= to; after++ {
+		for _, strategy := range Strategies() {
+			if after < before && strategy.Name == cutName {
+				continue // nothing is cut where shards go
+			}
+			costs = append(costs, strategy.Compare(keys, before, after))
+		}
+		before = after
+	}
+	return costs
+}
+
+// Configured is what the rules themselves do: from the source layout's placement to the rule's, where both go by the hash.
+func (s *Sample) Configured(current layout.Placement, before, after int) (c Cost, ok bool) {
+	next, keys := s.table.Rule.Placement(), s.Weighed()
+	if next == nil || current == nil || len(keys) == 0 {
+		return c, false
+	}
+	strategy := Strategy{Name: "as configured: " + next.String(), InMove: true, Scans: allShards,
+		Between: func(int, int) (layout.Placement, layout.Placement) { return current, next }}
+	return strategy.Compare(keys, before, after), true
 }

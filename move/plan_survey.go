@@ -1,0 +1,139 @@
+package move
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"pgreshard/layout"
+	"pgreshard/lookup"
+	"pgreshard/pg"
+	"pgreshard/survey"
+)
+
+// PlanOptions say what a plan tells beside what a move would do and what blocks it.
+type PlanOptions struct {
+	Placements bool // strategies compared, from the sources' number of shards to the destination's
+	From, To   int  // and from the sources' to each of these; 0: to none
+	ShowKeys   bool // the largest keys by their text; else by their hash
+}
+
+// surveyTime is what sampling takes at most, the largest tables first.
+const surveyTime = 40 * time.Second
+
+// PlanWith is Plan with what a sample of the sources' own rows tells. Nothing but time keeps a table from being sampled:
+// what could not be read is a note.
+func (m *Move) PlanWith(ctx context.Context, o PlanOptions) (*Plan, error) {
+	p, inv, err := m.plan(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if inv == nil {
+		return p.plan, nil
+	}
+	var tables []*moved
+	for _, t := range inv.tables {
+		if len(t.rule.Columns) > 0 {
+			tables = append(tables, t)
+		}
+	}
+	size := func(t *moved) int64 { return inv.planned(t).Bytes }
+	slices.SortStableFunc(tables, func(a, b *moved) int { return cmp.Compare(size(b), size(a)) })
+	within, cancel := context.WithTimeout(ctx, surveyTime)
+	defer cancel()
+	for _, t := range tables {
+		r, err := p.survey(within, inv, t, o)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err != nil {
+			p.note("%s was not sampled: %s", t.name, oneLine(err))
+			continue
+		}
+		p.plan.Surveys = append(p.plan.Surveys, r)
+	}
+	return p.plan, nil
+}
+
+// survey samples one table on every source and tells what the destination's layout makes of it.
+func (p *planner) survey(ctx context.Context, inv *inventory, t *moved, o PlanOptions) (*survey.Report, error) {
+	sample := survey.NewSample(survey.Table{Name: t.name, Rule: t.rule, Query: t.query})
+	each := func(do func(*pgx.Conn, int, *pg.Table) error) error {
+		for n, catalog := range inv.sources {
+			err := p.on(ctx, p.Source.Shards[n], pg.Reader, func(conn *pgx.Conn) error { return do(conn, n, catalog.Table(t.name)) })
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	err := each(func(conn *pgx.Conn, n int, root *pg.Table) error {
+		return sample.Read(ctx, conn, inv.sources[n].Leaves(root), survey.Usual)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := sample.Place(ctx, p.sourceAsker(t)); err != nil {
+		return nil, err
+	}
+	err = each(func(conn *pgx.Conn, _ int, root *pg.Table) error { return sample.Count(ctx, conn, root, survey.Usual) })
+	if err != nil {
+		p.note("the largest keys of %s are estimates: %s", t.name, oneLine(err))
+	}
+	shards := len(p.Destination.Shards)
+	r := sample.Report(shards, o.ShowKeys)
+	if o.Placements {
+		if c, ok := sample.Configured(t.current(), len(p.Source.Shards), shards); ok {
+			r.Costs = append(r.Costs, c)
+		}
+		r.Costs = append(r.Costs, sample.Compare(len(p.Source.Shards), shards, shards)...)
+	}
+	if o.From > 0 {
+		r.Sweep = sample.Compare(len(p.Source.Shards), o.From, o.To)
+	}
+	return r, nil
+}
+
+// current is how the sources have the table's rows by the same hash; nil where they have them by another key.
+func (t *moved) current() layout.Placement {
+	switch {
+	case t.sourceRule == nil:
+		return layout.Modulo(1)
+	case slices.Equal(t.sourceRule.Columns, t.rule.Columns) && t.sourceRule.Lookup == t.rule.Lookup && t.sourceRule.Hashes() == t.rule.Hashes():
+		return t.sourceRule.Placement()
+	}
+	return nil
+}
+
+// sourceAsker asks the sources for translations as they are now: the first, or where the mapping is sharded, all.
+func (p *planner) sourceAsker(t *moved) lookup.Asker {
+	return lookup.AskerFunc(func(ctx context.Context, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
+		ctx, cancel := context.WithTimeout(ctx, survey.Usual.Time)
+		defer cancel()
+		shards := p.Source.Shards
+		if !t.asked {
+			shards = shards[:1]
+		}
+		total := make([]lookup.Answer, len(keys))
+		for n, shard := range shards {
+			err := p.on(ctx, shard, pg.Reader, func(conn *pgx.Conn) error {
+				answers, err := lookup.Ask(ctx, conn.PgConn(), q, keys)
+				for i, answer := range answers {
+					if answer.Rows > 0 {
+						answer.Rows += total[i].Rows
+						total[i] = answer
+					}
+				}
+				return err
+			})
+			if err != nil {
+				return nil, fmt.Errorf("ask source %d: %w", n, err)
+			}
+		}
+		return total, nil
+	})
+}
