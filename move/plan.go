@@ -23,6 +23,8 @@ type Plan struct {
 	Tables   []PlannedTable  `json:"tables"`
 	Problems layout.Problems `json:"problems"`
 	Notes    []string        `json:"notes"` // what an operator should know and need not mend
+	// Statements lose their shard; PlanWith only.
+	Statements []PlannedStatement `json:"statements,omitempty"`
 	// Surveys are what samples of the sources' rows tell of the sharded tables, the largest first; PlanWith only.
 	Surveys []*survey.Report `json:"surveys,omitempty"`
 }

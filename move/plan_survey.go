@@ -35,6 +35,11 @@ func (m *Move) PlanWith(ctx context.Context, o PlanOptions) (*Plan, error) {
 	if inv == nil {
 		return p.plan, nil
 	}
+	if len(m.Destination.Shards) > 1 {
+		if err := p.checkStatements(ctx, inv); err != nil {
+			return nil, err
+		}
+	}
 	var tables []*moved
 	for _, t := range inv.tables {
 		if len(t.rule.Columns) > 0 {

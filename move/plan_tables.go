@@ -99,23 +99,6 @@ select n.nspname, c.relname, string_agg(a.attname, ', ' order by a.attnum)
         where f.adrelid = c.oid and f.adnum = a.attnum))
  group by 1, 2 order by 1, 2`
 
-// noteForeignKeys names the foreign keys that hold only as long as both rows live on one shard.
-func (p *planner) noteForeignKeys(ctx context.Context, inv *inventory) error {
-	if len(p.Destination.Shards) == 1 {
-		return nil
-	}
-	return p.on(ctx, p.Source.Shards[0], pg.Reader, func(conn *pgx.Conn) error {
-		keys, err := ForeignKeys(ctx, conn, inv.names(), p.SkipConstraint)
-		for _, k := range keys {
-			if to := inv.byName[k.Refers]; to != nil && !to.rule.Omni && !k.Leaf {
-				p.note(`foreign key %s of %s refers to %s, which is sharded: it can be kept only if both rows always live on one shard; `+
-					`else leave it out with [schema] skip = ["fk:%s"]`, k.Name, k.Table, k.Refers, k.Name)
-			}
-		}
-		return err
-	})
-}
-
 func (inv *inventory) planned(t *moved) PlannedTable {
 	out := PlannedTable{Table: t.name.String(), Rule: t.rule.Describe()}
 	for n, catalog := range inv.sources {

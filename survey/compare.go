@@ -60,6 +60,9 @@ func slots(n int) Strategy {
 	return Strategy{Name: fmt.Sprintf("%d slots, handed over whole", n), InMove: true, Scans: allShards,
 		Between: func(before, after int) (layout.Placement, layout.Placement) {
 			from := layout.NewSlots(n, before, nil)
+			if before == 1 { // as a rule hands them out for the first time
+				return from, layout.NewSlots(n, after, nil)
+			}
 			return from, from.HandOver(after, nil)
 		}}
 }

@@ -70,8 +70,8 @@ func (s *Sample) Count(ctx context.Context, conn *pgx.Conn, root *pg.Table, limi
 	if root.Kind == 'r' { // its inheritance children are tables of their own
 		from = "only " + from
 	}
-	sql := fmt.Sprintf(`select "!n"::int, count(*), sum(%s)::bigint from unnest(%s) with ordinality as "!h" (%s, "!n") join %s on %s group by 1`,
-		rowBytes(root), strings.Join(unnest, ", "), strings.Join(names, ", "), from, strings.Join(is, " and "))
+	sql := fmt.Sprintf(`select %s "!n"::int, count(*), sum(%s)::bigint from unnest(%s) with ordinality as "!h" (%s, "!n") join %s on %s group by 1`,
+		Mark, rowBytes(root), strings.Join(unnest, ", "), strings.Join(names, ", "), from, strings.Join(is, " and "))
 	err := bounded(ctx, conn, limits.Time, func() error {
 		rows, err := conn.Query(ctx, sql, arrays...)
 		if err != nil {

@@ -1,8 +1,10 @@
 package survey
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"slices"
 
 	"pgreshard/layout"
 )
@@ -80,6 +82,7 @@ func (s *Sample) Report(shards int, showKeys bool) *Report {
 		h.Alone = h.Share * float64(shards)
 		r.Largest = append(r.Largest, h)
 	}
+	slices.SortStableFunc(r.Largest, func(a, b Heavy) int { return cmp.Compare(b.Rows, a.Rows) }) // as they were counted
 	if r.Read.Rows > 0 {
 		s.warn(r, shards)
 	}

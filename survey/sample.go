@@ -25,6 +25,9 @@ type Limits struct {
 // Usual is what plan takes: about 30,000 rows, never more than 16 MB of a table, ten seconds a statement.
 var Usual = Limits{Rows: 30_000, MinBlocks: 300, MaxBlocks: 2000, Time: 10 * time.Second}
 
+// Mark stands in every statement of a survey, so that whoever reads pg_stat_statements knows them.
+const Mark = "/* pgreshard */"
+
 // Table is what is looked at: one table as it stands on each source, and the rule that is to place its rows.
 type Table struct {
 	Name  pg.Name
@@ -132,7 +135,7 @@ func (s *Sample) readLeaf(ctx context.Context, conn *pgx.Conn, leaf *pg.Table, p
 	for i, name := range s.table.Rule.Columns {
 		columns[i] = pgx.Identifier{name}.Sanitize()
 	}
-	sql := fmt.Sprintf("select ctid, age(xmin), %s, %s from %s", rowBytes(leaf), strings.Join(columns, ", "), from)
+	sql := fmt.Sprintf("select %s ctid, age(xmin), %s, %s from %s", Mark, rowBytes(leaf), strings.Join(columns, ", "), from)
 	result := conn.PgConn().ExecParams(ctx, sql, nil, nil, nil, nil)
 	into := stratum{blocks: leaf.Pages, each: 1 / part}
 	var text strings.Builder

@@ -84,6 +84,11 @@ code { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
 {{range sweep .}}<tr><td>{{.Shards}}{{range .Costs}}<td>{{swept .}}{{end}}</tr>
 {{end}}</table></div><p class="quiet">Rows that move from {{shards (index .Sweep 0).From}} on, step by step, and the largest share by the least.</p>{{end}}
 {{end}}{{end}}
+{{if .Statements}}<h2>Statements that go to every shard</h2>
+<p class="quiet">They name a sharded table without its key, by their words, as pg_stat_statements has them.</p>
+<div class="wide"><table><tr><th>calls<th>seconds<th>table<th>key<th>statement</tr>
+{{range .Statements}}<tr><td>{{.Calls}}<td>{{printf "%.1f" .Seconds}}<td>{{.Table}}<td>{{.Key}}<td><code>{{.Query}}</code></tr>
+{{end}}</table></div>{{end}}
 <h2>Tables</h2>
 <div class="wide"><table><tr><th>table<th>rows<th>size<th>rule</tr>
 {{range .Tables}}<tr><td>{{.Table}}<td>{{rows .Rows}}<td>{{bytes .Bytes}}<td>{{.Rule}}</tr>

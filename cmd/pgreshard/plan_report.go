@@ -41,6 +41,9 @@ func (r planReport) WriteText(w io.Writer) error {
 	if err := writeSurveys(&b, r.Surveys); err != nil {
 		return err
 	}
+	if err := writeStatements(&b, r.Statements); err != nil {
+		return err
+	}
 	for _, note := range r.Notes {
 		fmt.Fprintf(&b, "note: %s\n", note)
 	}
@@ -85,4 +88,30 @@ func rowsWords(n int64) string {
 		return "unknown"
 	}
 	return fmt.Sprint(n)
+}
+
+// writeStatements prints the statements that will have to ask every shard.
+func writeStatements(w io.Writer, statements []move.PlannedStatement) error {
+	if len(statements) == 0 {
+		return nil
+	}
+	fmt.Fprintln(w, "statements that name a sharded table without its key, and so go to every shard (by their words, from pg_stat_statements)")
+	err := columns(w, func(t io.Writer) {
+		fmt.Fprintln(t, "calls\tseconds\ttable\tkey\tstatement")
+		for _, s := range statements {
+			fmt.Fprintf(t, "%d\t%.1f\t%s\t%s\t%s\n", s.Calls, s.Seconds, s.Table, s.Key, statementWords(s.Query))
+		}
+	})
+	fmt.Fprintln(w)
+	return err
+}
+
+// statementWords is a statement on one line, cut where the line would be too long.
+func statementWords(query string) string {
+	const most = 90
+	text := []rune(strings.Join(strings.Fields(query), " "))
+	if len(text) > most {
+		return string(text[:most]) + "…"
+	}
+	return string(text)
 }
