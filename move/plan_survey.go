@@ -77,7 +77,7 @@ func (p *planner) survey(ctx context.Context, inv *inventory, t *moved, o PlanOp
 		return nil
 	}
 	err := each(func(conn *pgx.Conn, n int, root *pg.Table) error {
-		return sample.Read(ctx, conn, inv.sources[n].Leaves(root), survey.Usual)
+		return sample.Read(ctx, conn, n, inv.sources[n].Leaves(root), survey.Usual)
 	})
 	if err != nil {
 		return nil, err
@@ -85,6 +85,7 @@ func (p *planner) survey(ctx context.Context, inv *inventory, t *moved, o PlanOp
 	if err := sample.Place(ctx, p.sourceAsker(t)); err != nil {
 		return nil, err
 	}
+	p.checkAstray(t, sample)
 	err = each(func(conn *pgx.Conn, _ int, root *pg.Table) error { return sample.Count(ctx, conn, root, survey.Usual) })
 	if err != nil {
 		p.note("the largest keys of %s are estimates: %s", t.name, oneLine(err))
@@ -101,6 +102,21 @@ func (p *planner) survey(ctx context.Context, inv *inventory, t *moved, o PlanOp
 		r.Sweep = sample.Compare(len(p.Source.Shards), o.From, o.To)
 	}
 	return r, nil
+}
+
+// checkAstray: with several sources a row must stand where the source layout's rule says, or streams would take it for
+// another source's.
+func (p *planner) checkAstray(t *moved, sample *survey.Sample) {
+	if t.sourceRule == nil || !slices.Equal(t.sourceRule.Columns, t.rule.Columns) || t.sourceRule.Lookup != t.rule.Lookup {
+		return
+	}
+	astray := sample.Astray(t.sourceRule)
+	for n := range p.Source.Shards {
+		if rows := astray[n]; rows > 0 {
+			p.problem(t.name.String(), fmt.Sprintf("%d of the rows read on source %d belong to another by the source layout's rule, %s", rows, n, t.sourceRule.Describe()),
+				fmt.Sprintf("correct the rule with database = %q, or move those rows to where it says", p.Source.Database))
+		}
+	}
 }
 
 // current is how the sources have the table's rows by the same hash; nil where they have them by another key.

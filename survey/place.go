@@ -94,6 +94,25 @@ func (s *Sample) weigh() {
 	}
 }
 
+// Astray counts, by source, the rows read there that a rule of the source layout, over the same columns, places on another.
+func (s *Sample) Astray(rule *layout.Rule) map[int]int {
+	found, of := map[int]int{}, make([]layout.Shard, len(s.keys))
+	for i, k := range s.keys {
+		shard, err := rule.Place(k.datums)
+		if of[i] = shard; err != nil {
+			of[i] = -1
+		}
+	}
+	for _, st := range s.strata {
+		for _, row := range st.rows {
+			if s.keys[row.key].datums != nil && of[row.key] != layout.Shard(st.source) {
+				found[st.source]++
+			}
+		}
+	}
+	return found
+}
+
 // Weighed are the keys that have a hash, with what each weighs and where it stands among all in their order.
 func (s *Sample) Weighed() []Weighed {
 	order := make([]int, 0, len(s.keys))

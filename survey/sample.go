@@ -61,6 +61,7 @@ type sampledKey struct {
 
 // stratum is what was read of one file: every block with the same chance.
 type stratum struct {
+	source int
 	blocks int64   // of the file
 	each   float64 // how many blocks one that was read stands for
 	rows   []sampledRow
@@ -80,7 +81,7 @@ func NewSample(t Table) *Sample {
 
 // Read adds rows of the table's leaves on one source, in a transaction that is read-only and ended with an error where
 // it takes too long. Blocks are chosen by TABLESAMPLE with a fixed seed: two runs on the same data read the same.
-func (s *Sample) Read(ctx context.Context, conn *pgx.Conn, leaves []*pg.Table, limits Limits) error {
+func (s *Sample) Read(ctx context.Context, conn *pgx.Conn, source int, leaves []*pg.Table, limits Limits) error {
 	s.sources++
 	return bounded(ctx, conn, limits.Time, func() error {
 		var pages int64
@@ -91,7 +92,7 @@ func (s *Sample) Read(ctx context.Context, conn *pgx.Conn, leaves []*pg.Table, l
 			if leaf.Pages == 0 {
 				continue
 			}
-			if err := s.readLeaf(ctx, conn, leaf, limits.part(leaf, pages)); err != nil {
+			if err := s.readLeaf(ctx, conn, source, leaf, limits.part(leaf, pages)); err != nil {
 				return fmt.Errorf("read a sample of %s: %w", leaf.Name, err)
 			}
 		}
@@ -126,7 +127,7 @@ func (l Limits) part(leaf *pg.Table, pages int64) float64 {
 	return min(part, 1)
 }
 
-func (s *Sample) readLeaf(ctx context.Context, conn *pgx.Conn, leaf *pg.Table, part float64) error {
+func (s *Sample) readLeaf(ctx context.Context, conn *pgx.Conn, source int, leaf *pg.Table, part float64) error {
 	from := "only " + leaf.Name.SQL()
 	if part < 1 {
 		from += fmt.Sprintf(" tablesample system (%g) repeatable (1)", 100*part)
@@ -137,7 +138,7 @@ func (s *Sample) readLeaf(ctx context.Context, conn *pgx.Conn, leaf *pg.Table, p
 	}
 	sql := fmt.Sprintf("select %s ctid, age(xmin), %s, %s from %s", Mark, rowBytes(leaf), strings.Join(columns, ", "), from)
 	result := conn.PgConn().ExecParams(ctx, sql, nil, nil, nil, nil)
-	into := stratum{blocks: leaf.Pages, each: 1 / part}
+	into := stratum{source: source, blocks: leaf.Pages, each: 1 / part}
 	var text strings.Builder
 	for result.NextRow() {
 		values := result.Values()

@@ -37,7 +37,7 @@ func sampled(t *testing.T, db *pgtest.DB, name string, spec layout.Spec, q *look
 		t.Fatal(err)
 	}
 	s := NewSample(Table{Name: root.Name, Rule: l.Rule(root.Name), Query: q})
-	if err := s.Read(t.Context(), conn, catalog.Leaves(root), limits); err != nil {
+	if err := s.Read(t.Context(), conn, 0, catalog.Leaves(root), limits); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Place(t.Context(), lookup.Conn(conn.PgConn())); err != nil {
