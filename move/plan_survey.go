@@ -3,6 +3,7 @@ package move
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -56,12 +57,23 @@ func (m *Move) PlanWith(ctx context.Context, o PlanOptions) (*Plan, error) {
 			return nil, ctx.Err()
 		}
 		if err != nil {
-			p.note("%s was not sampled: %s", t.name, oneLine(err))
+			p.note("%s was not sampled: %s", t.name, whyNot(err))
 			continue
 		}
 		p.plan.Surveys = append(p.plan.Surveys, r)
 	}
 	return p.plan, nil
+}
+
+// whyNot tells an error without the value that the server may quote in it.
+func whyNot(err error) string {
+	switch code := pg.Code(err); {
+	case code == "57014" || errors.Is(err, context.DeadlineExceeded):
+		return "it took too long"
+	case code != "":
+		return "the server refuses it with SQLSTATE " + code
+	}
+	return oneLine(err)
 }
 
 // survey samples one table on every source and tells what the destination's layout makes of it.
@@ -88,7 +100,7 @@ func (p *planner) survey(ctx context.Context, inv *inventory, t *moved, o PlanOp
 	p.checkAstray(t, sample)
 	err = each(func(conn *pgx.Conn, _ int, root *pg.Table) error { return sample.Count(ctx, conn, root, survey.Usual) })
 	if err != nil {
-		p.note("the largest keys of %s are estimates: %s", t.name, oneLine(err))
+		p.note("the largest keys of %s are estimates: %s", t.name, whyNot(err))
 	}
 	shards := len(p.Destination.Shards)
 	r := sample.Report(shards, o.ShowKeys)

@@ -177,6 +177,9 @@ func TestWhatNoPlacementMendsIsSaid(t *testing.T) {
 	if sub := r.Warnings[0].SubKeys; sub[4].Hottest >= sub[0].Hottest || sub[4].Hit < 2 {
 		t.Errorf("sub-keys: %+v", sub)
 	}
+	if keys := s.Weighed(); keys[0].Rows != 3000 || keys[0].Position != 0 || keys[1].Position != position(3000.0/9000) {
+		t.Errorf("the first keys in order: %+v", keys[:2]) // secret comes before t1
+	}
 	if r.Growing || len(r.Largest) != 1 {
 		t.Errorf("growing %v, largest %+v", r.Growing, r.Largest)
 	}
