@@ -18,7 +18,7 @@ import (
 type PlannedStatement struct {
 	Table   string  `json:"table"`
 	Key     string  `json:"key"`
-	Query   string  `json:"query"` // as pg_stat_statements has it, with $1 for values
+	Query   string  `json:"query"` // its beginning, without values
 	Calls   int64   `json:"calls"`
 	Seconds float64 `json:"seconds"` // of the server, all calls together
 }
@@ -48,7 +48,7 @@ func (p *planner) checkStatements(ctx context.Context, inv *inventory) error {
 			var s PlannedStatement
 			_, err = pgx.ForEachRow(rows, []any{&s.Query, &s.Calls, &s.Seconds}, func() error {
 				if t := inv.spread(s.Query); t != nil && !inv.looksUp(s.Query) {
-					s.Query = literal.ReplaceAllStringFunc(s.Query, hide)
+					s.Query = withoutValues(s.Query) // the extension leaves them where it had no room to take them out
 					s.Table, s.Key = t.name.String(), strings.Join(t.rule.Columns, ", ")
 					p.plan.Statements = append(p.plan.Statements, s)
 				}
@@ -65,16 +65,6 @@ func (p *planner) checkStatements(ctx context.Context, inv *inventory) error {
 	})
 	p.plan.Statements = p.plan.Statements[:min(lostStatements, len(p.plan.Statements))]
 	return ctx.Err()
-}
-
-// literal finds values that stand in a statement's text: the extension leaves them where it had no room to take them out.
-var literal = regexp.MustCompile(`\$\d+|[\pL_][\pL\pN_$]*|'(?:[^']|'')*'|\d[\d.]*`)
-
-func hide(token string) string {
-	if token[0] == '\'' || token[0] >= '0' && token[0] <= '9' {
-		return "?"
-	}
-	return token
 }
 
 // looksUp says that a statement is a lookup_query, which this program has asked itself.
