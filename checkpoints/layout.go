@@ -51,6 +51,10 @@ func PutLayout(ctx context.Context, conn *pgx.Conn, database string, version int
 
 // Layout reads a layout's record; nil where the node has none.
 func Layout(ctx context.Context, q pg.Querier, database string, version int) (json.RawMessage, error) {
+	var there bool
+	if err := q.QueryRow(ctx, `select to_regclass('pgreshard.layout') is not null`).Scan(&there); err != nil || !there {
+		return nil, err
+	}
 	var record json.RawMessage
 	err := q.QueryRow(ctx, `select record from pgreshard.layout where database = $1 and version = $2`, database, version).Scan(&record)
 	if errors.Is(err, pgx.ErrNoRows) {

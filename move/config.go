@@ -29,11 +29,10 @@ type Config struct {
 	CopySources int           // at once; 0: all
 	CopyFormat  copier.Format // auto, binary or text
 
-	BatchBytes   int
-	BatchDelay   time.Duration
-	PlanEveryKey bool   // Plan asks for the mapping rows of every key, not of a sample
-	OnDDL        string // DDLStop (also where it is empty), DDLIgnore or DDLExec
-	Confirm      string // ConfirmStandby (also where it is empty) or ConfirmLeader
+	BatchBytes int
+	BatchDelay time.Duration
+	OnDDL      string // DDLStop (also where it is empty), DDLIgnore or DDLExec
+	Confirm    string // ConfirmStandby (also where it is empty) or ConfirmLeader
 
 	WALBudget   int64  // bytes of log a slot may keep; 0: worked out from the server
 	OnWALBudget string // BudgetStop (also where it is empty) or BudgetAlarm

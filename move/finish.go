@@ -266,6 +266,27 @@ func (m *Move) layoutRecord(side Side, l *layout.Layout) layout.Record {
 	return record
 }
 
+// recordedSlots is which shard has which slots, where a layout's rules use them and it is recorded on its first shard.
+func (m *Move) recordedSlots(ctx context.Context, side Side, spec layout.Spec) (tables []layout.SlotTable, err error) {
+	if !slices.ContainsFunc(spec.Tables, func(t layout.ShardedTable) bool { return t.Placement == layout.PlacementSlots }) {
+		return nil, nil
+	}
+	err = m.on(ctx, side.Shards[0], pg.Reader, func(conn *pgx.Conn) error {
+		text, err := checkpoints.Layout(ctx, conn, side.Database, side.Layout)
+		if err != nil || text == nil {
+			return err
+		}
+		var record layout.Record
+		err = json.Unmarshal(text, &record)
+		tables = record.SlotTables
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the slots of layout %d: %w", side.Layout, err)
+	}
+	return tables, nil
+}
+
 // ServingLayout is the record of the layout that serves, as JSON with serving_since filled in.
 func (m *Move) ServingLayout(ctx context.Context) (record layout.Record, err error) {
 	err = m.home(ctx, func(conn *pgx.Conn) error {

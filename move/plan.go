@@ -13,6 +13,7 @@ import (
 	"pgreshard/checkpoints"
 	"pgreshard/layout"
 	"pgreshard/pg"
+	"pgreshard/survey"
 )
 
 // Plan is what a move would do and everything that keeps it from starting. Making one changes nothing.
@@ -22,6 +23,10 @@ type Plan struct {
 	Tables   []PlannedTable  `json:"tables"`
 	Problems layout.Problems `json:"problems"`
 	Notes    []string        `json:"notes"` // what an operator should know and need not mend
+	// Statements lose their shard; PlanWith only.
+	Statements []PlannedStatement `json:"statements,omitempty"`
+	// Surveys are what samples of the sources' rows tell of the sharded tables, the largest first; PlanWith only.
+	Surveys []*survey.Report `json:"surveys,omitempty"`
 }
 
 // PlannedNode is one shard of either side.
@@ -55,31 +60,40 @@ func (m *Move) mayStart(ctx context.Context) error {
 
 // Plan reads both sides and names every problem at once. What it tries, it tries in transactions rolled back.
 func (m *Move) Plan(ctx context.Context) (*Plan, error) {
-	p := &planner{Move: m, plan: &Plan{Problems: layout.Problems{}, Notes: []string{}}, systems: map[string]string{}}
+	p, _, err := m.plan(ctx, PlanOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return p.plan, nil
+}
+
+// plan also hands out what the rules are, nil where they cannot be told.
+func (m *Move) plan(ctx context.Context, o PlanOptions) (*planner, *inventory, error) {
+	p := &planner{Move: m, everyKey: o.EveryKey, plan: &Plan{Problems: layout.Problems{}, Notes: []string{}}, systems: map[string]string{}}
 	sources := p.side(ctx, "source", m.Source, p.checkSource)
 	p.side(ctx, "destination", m.Destination, p.checkDestination)
 	if ctx.Err() != nil {
-		return nil, ctx.Err()
+		return p, nil, ctx.Err()
 	}
 	if state := p.plan.State; state != StateSwitched && state != StateCompleted { // else the record is this move's own
 		p.plan.Problems = append(p.plan.Problems, p.serving...)
 	}
 	if sources {
 		p.checkNames(ctx)
-		if err := p.checkTables(ctx); err != nil {
-			return nil, err
-		}
+		inv, err := p.checkTables(ctx)
+		return p, inv, err
 	}
-	return p.plan, nil
+	return p, nil, nil
 }
 
 type planner struct {
 	*Move
-	plan    *Plan
-	mu      sync.Mutex
-	systems map[string]string // system identifier and database to which shard it is
-	fresh   bool              // the home was asked and knows no move of this name
-	serving layout.Problems   // sources on which another layout serves
+	everyKey bool // PlanOptions.EveryKey
+	plan     *Plan
+	mu       sync.Mutex
+	systems  map[string]string // system identifier and database to which shard it is
+	fresh    bool              // the home was asked and knows no move of this name
+	serving  layout.Problems   // sources on which another layout serves
 }
 
 func (p *planner) problem(where, what, hint string) {

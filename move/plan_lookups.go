@@ -19,7 +19,7 @@ const (
 // mappedKeys counts keys by what their lookup gives.
 type mappedKeys struct{ asked, none, several int }
 
-// noteMappings counts, of a sample of every rule's keys (of all of them, where PlanEveryKey is set), those that have not exactly
+// noteMappings counts, of a sample of every rule's keys (of all of them, where PlanOptions say so), those that have not exactly
 // one mapping row.
 func (p *planner) noteMappings(ctx context.Context, inv *inventory) error {
 	for _, t := range inv.tables {
@@ -33,7 +33,7 @@ func (p *planner) noteMappings(ctx context.Context, inv *inventory) error {
 			}
 		}
 		what, then := "of a sample of its keys", "a row with such a key stops the move"
-		if p.PlanEveryKey {
+		if p.everyKey {
 			what = "of its keys"
 		}
 		if t.rule.OnMissing != layout.MissingStop {
@@ -42,7 +42,7 @@ func (p *planner) noteMappings(ctx context.Context, inv *inventory) error {
 		switch {
 		case n.none+n.several > 0:
 			p.note("%s: %s (%d) %d have no mapping row and %d have several; %s", t.name, what, n.asked, n.none, n.several, then)
-		case p.PlanEveryKey:
+		case p.everyKey:
 			p.note("%s: each of its keys (%d) has exactly one mapping row", t.name, n.asked)
 		}
 	}
@@ -98,7 +98,7 @@ func (p *planner) keysOf(inv *inventory, t *moved, source int) string {
 		from = t.name.SQL()
 	}
 	sample := ""
-	if rows > sampledRows && !p.PlanEveryKey {
+	if rows > sampledRows && !p.everyKey {
 		sample = fmt.Sprintf(" tablesample system (%f)", 100*float64(sampledRows)/float64(rows))
 	}
 	key := ident(t.rule.Columns[0])

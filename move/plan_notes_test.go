@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"pgreshard/layout"
+	"pgreshard/move"
 	"pgreshard/pgtest"
 )
 
@@ -52,9 +53,10 @@ func TestAPlanCountsKeysWithoutExactlyOneMappingRow(t *testing.T) {
 	d.Spec.Tables = append(d.Spec.Tables, layout.ShardedTable{Database: d.Database, Name: "orders", Columns: []string{"tenant"}, LookupQuery: "select parent from tenants where id = $1"},
 		layout.ShardedTable{Database: d.Database, Name: "uses", Columns: []string{"code"}, LookupQuery: "select tenant from codes where code = $1"})
 	d.Spec.Omni = []layout.OmniTables{{Database: d.Database, Tables: []string{"tenants", "codes"}}}
+	everyKey := false
 	notes := func() (of []string) {
 		t.Helper()
-		plan, err := s.move().Plan(t.Context())
+		plan, err := s.move().PlanWith(t.Context(), move.PlanOptions{EveryKey: everyKey})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +72,7 @@ func TestAPlanCountsKeysWithoutExactlyOneMappingRow(t *testing.T) {
 	if got := notes(); !slices.Equal(got, []string{some}) {
 		t.Errorf("notes: %q", got)
 	}
-	s.config.PlanEveryKey = true
+	everyKey = true
 	every := []string{strings.Replace(some, "of a sample of its", "of its", 1), "public.uses: each of its keys (2) has exactly one mapping row"}
 	if got := notes(); !slices.Equal(got, every) {
 		t.Errorf("notes of every key: %q", got)
@@ -83,7 +85,7 @@ func TestAPlanCountsKeysWithoutExactlyOneMappingRow(t *testing.T) {
 		t.Errorf("notes with keys that have none: %q", got)
 	}
 	s.sources[0].Exec(t, `insert into orders select g, 5000 + g from generate_series(1000, 60000) g; analyze orders`)
-	s.config.PlanEveryKey = false
+	everyKey = false
 	if got := notes(); len(got) != 2 || !strings.HasPrefix(got[0], "public.orders: of a sample of its keys (") || strings.Contains(got[0], "(590") {
 		t.Errorf("notes of a large table: %q", got)
 	}

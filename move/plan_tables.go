@@ -13,12 +13,12 @@ import (
 	"pgreshard/pg"
 )
 
-// checkTables compiles the rules and looks at every table that is to be moved.
-func (p *planner) checkTables(ctx context.Context) error {
+// checkTables compiles the rules and looks at every table that is to be moved. It hands them out where the rules hold.
+func (p *planner) checkTables(ctx context.Context) (*inventory, error) {
 	inv, err := p.takeInventory(ctx)
 	var wrong *PlanError
 	if err != nil && !errors.As(err, &wrong) {
-		return err
+		return nil, err
 	}
 	for n := range inv.sources {
 		p.checkOwners(ctx, inv, n)
@@ -26,7 +26,7 @@ func (p *planner) checkTables(ctx context.Context) error {
 	p.checkRights(ctx, inv)
 	if wrong != nil {
 		p.plan.Problems = append(p.plan.Problems, wrong.Problems...)
-		return nil
+		return nil, nil
 	}
 	for _, t := range inv.tables {
 		p.plan.Tables = append(p.plan.Tables, inv.planned(t))
@@ -37,7 +37,7 @@ func (p *planner) checkTables(ctx context.Context) error {
 			p.checkIdentity(inv, leaf, n)
 		}
 		if err := p.checkGenerated(ctx, inv, n); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	p.checkHazards(ctx, inv)
@@ -51,7 +51,7 @@ func (p *planner) checkTables(ctx context.Context) error {
 		p.note("no table of the move comes under %s", rule)
 	}
 	p.noteUnknown(inv)
-	return errors.Join(p.noteMappings(ctx, inv), p.notMoved(ctx, inv), p.noteUniques(ctx, inv), p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
+	return inv, errors.Join(p.noteMappings(ctx, inv), p.notMoved(ctx, inv), p.noteUniques(ctx, inv), p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
 }
 
 // noteUnknown names what [[omnisharded_tables]] lists and the source has not.
@@ -98,23 +98,6 @@ select n.nspname, c.relname, string_agg(a.attname, ', ' order by a.attnum)
          join pg_class s on d.refclassid = 'pg_class'::regclass and s.oid = d.refobjid and s.relkind = 'S'
         where f.adrelid = c.oid and f.adnum = a.attnum))
  group by 1, 2 order by 1, 2`
-
-// noteForeignKeys names the foreign keys that hold only as long as both rows live on one shard.
-func (p *planner) noteForeignKeys(ctx context.Context, inv *inventory) error {
-	if len(p.Destination.Shards) == 1 {
-		return nil
-	}
-	return p.on(ctx, p.Source.Shards[0], pg.Reader, func(conn *pgx.Conn) error {
-		keys, err := ForeignKeys(ctx, conn, inv.names(), p.SkipConstraint)
-		for _, k := range keys {
-			if to := inv.byName[k.Refers]; to != nil && !to.rule.Omni && !k.Leaf {
-				p.note(`foreign key %s of %s refers to %s, which is sharded: it can be kept only if both rows always live on one shard; `+
-					`else leave it out with [schema] skip = ["fk:%s"]`, k.Name, k.Table, k.Refers, k.Name)
-			}
-		}
-		return err
-	})
-}
 
 func (inv *inventory) planned(t *moved) PlannedTable {
 	out := PlannedTable{Table: t.name.String(), Rule: t.rule.Describe()}

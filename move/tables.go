@@ -83,22 +83,27 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 			roots = append(roots, t)
 		}
 	}
-	spec, problems, err := m.typedSpec(ctx, m.Destination)
-	if err != nil {
-		return err
-	}
-	if inv.layout, err = layout.Compile(spec, roots); err != nil {
-		problems = append(problems, asProblems(err)...)
-	}
+	var problems layout.Problems
+	var before []layout.SlotTable
 	if len(m.Source.Shards) > 1 {
-		source, more, err := m.typedSpec(ctx, m.Source)
+		source, found, err := m.typedSpec(ctx, m.Source, nil)
 		if err != nil {
 			return err
 		}
-		problems = append(problems, more...)
+		problems = append(problems, found...)
 		if inv.sourceLayout, err = layout.Compile(source, roots); err != nil {
 			problems = append(problems, asProblems(err)...)
+		} else {
+			before = inv.sourceLayout.Spec().SlotTables
 		}
+	}
+	spec, found, err := m.typedSpec(ctx, m.Destination, before)
+	if err != nil {
+		return err
+	}
+	problems = append(problems, found...)
+	if inv.layout, err = layout.Compile(spec, roots); err != nil {
+		problems = append(problems, asProblems(err)...)
 	}
 	if len(problems) > 0 {
 		return &PlanError{problems}

@@ -44,7 +44,7 @@ func (r fakeReport) WriteText(w io.Writer) error {
 }
 func (r fakeReport) OK() bool { return r.ok }
 
-func (e *fakeEngine) Plan(context.Context, bool) (report, error) {
+func (e *fakeEngine) Plan(context.Context, move.PlanOptions) (report, error) {
 	return fakeReport{"plan", e.ok}, nil
 }
 func (e *fakeEngine) Verify(context.Context) (report, error) {
@@ -119,8 +119,9 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 		"an unknown flag is 2":                     {args: []string{"plan", "--frob"}, code: 2, stderr: "unknown flag"},
 		"an unknown log format is 2":               {args: []string{"plan", "--log-format", "xml"}, code: 2, stderr: `"xml" is not a format`},
 		"a command that is not built says so":      {args: []string{"rollback", "--dry-run"}, code: 2, stderr: "pgreshard rollback is not built yet (hint: "},
-		"a flag that is not built says so":         {args: []string{"plan", "--shards", "8..16"}, code: 2, stderr: "plan --shards is not built yet"},
 		"a repair needs a worker":                  {args: []string{"verify", "--repair"}, code: 1, stderr: "cannot be asked"},
+		"plan compares numbers of shards":          {args: []string{"plan", "--shards", "8..16"}, stdout: "the plan\n"},
+		"plan refuses a stretch that is none":      {args: []string{"plan", "--shards", "16..8"}, code: 2, stderr: `"16..8" is not a stretch`},
 		"an error as JSON carries hint and code":   {args: []string{"--log-format", "json", "plan"}, bad: true, code: 3, stderr: `"exit":3`},
 		"the help names no command there is not":   {args: []string{"--help"}, stdout: "migrate"},
 		"migrate ends with 0 when the worker does": {args: []string{"migrate", "--yes"}},

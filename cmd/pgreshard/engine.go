@@ -10,7 +10,7 @@ import (
 
 // engine is what the commands ask of a move. Package move has it; tests have one of their own.
 type engine interface {
-	Plan(ctx context.Context, everyKey bool) (report, error)
+	Plan(context.Context, move.PlanOptions) (report, error)
 	// Migrate runs the move to its end. Before the freeze it asks ready, where there is one, which may wait; a no
 	// leaves the destination following the source.
 	Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error

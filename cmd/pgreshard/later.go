@@ -51,8 +51,8 @@ func laterFlags(c *cobra.Command, names ...string) {
 	}
 }
 
-// unbuilt refuses settings that would be ignored in silence.
-func (c *Config) unbuilt() error {
+// unbuilt refuses settings that would be ignored in silence, but for those that the caller heeds.
+func (c *Config) unbuilt(heeded ...string) error {
 	var problems []problem
 	for _, s := range []struct {
 		set  bool
@@ -68,7 +68,7 @@ func (c *Config) unbuilt() error {
 		{len(c.Checks) > 0, "checks", "take the section out"},
 		{!c.General.ShowKeys, "general.show_keys", "true"},
 	} {
-		if s.set {
+		if s.set && !slices.Contains(heeded, s.key) {
 			problems = append(problems, problem{key: s.key, what: "what it asks for is not built yet", hint: s.hint})
 		}
 	}
