@@ -8,7 +8,7 @@ WITH_GO = export PATH="$$(deploy/setup.sh --path)" &&
 
 PACKAGES    ?= ./...
 TEST_FLAGS  ?=
-TIMEOUT     ?= 20m
+TIMEOUT     ?= 40m
 FUZZ_TIME   ?= 30s
 SEEDS       ?= 200
 LEADERS     ?= 20
@@ -60,8 +60,8 @@ race: setup             ## the tests under the race detector (needs a C compiler
 bench: setup            ## copy and catch-up beside native replication, in one run (docs/performance.md)
 	$(WITH_GO) BENCH=$(BENCH) go test -v -count 1 -timeout 180m -run '^TestBench$$' $(TEST_FLAGS) ./move
 
-memory: setup           ## peak memory beside a table of 2 GB, a transaction of a million rows (12 GB of disk), and one of 5 million with a shard stalled for a minute
-	$(WITH_GO) PGRESHARD_TEST_MEMORY=1 go test -v -count 1 -timeout 120m -run '^TestTheWorkerStaysSmall' $(TEST_FLAGS) ./cmd/pgreshard
+memory: setup           ## peak memory beside a table of 2 GB, a transaction of a million rows (12 GB of disk), and one of 5 million with a shard stalled for a minute; a row of 100 MB, 100,000 savepoints
+	$(WITH_GO) PGRESHARD_TEST_MEMORY=1 go test -v -count 1 -timeout 120m -run '^TestTheWorkerStaysSmall|VeryLargeRow|ManySavepoints' $(TEST_FLAGS) ./cmd/pgreshard ./move
 
 torture: setup          ## ROUNDS random moves under random faults, each with a seed of its own (TORTURE_SEED runs one again)
 	$(WITH_GO) TORTURE_ROUNDS=$(ROUNDS) go test -v -count 1 -timeout 24h -parallel 2 -run '^TestWhateverFailsAtRandomNothingIsLost$$' $(TEST_FLAGS) ./cmd/pgreshard

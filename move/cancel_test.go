@@ -52,6 +52,7 @@ func untilState(t *testing.T, r *rig, state string) {
 }
 
 func TestACancelledMoveLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
 	for _, state := range []string{move.StateCopying, move.StateStreaming} {
 		for _, drop := range []bool{false, true} {
 			t.Run(fmt.Sprintf("cancelled when %s, data dropped: %v", state, drop), func(t *testing.T) {
@@ -93,6 +94,7 @@ func TestACancelledMoveLeavesNothingBehind(t *testing.T) {
 }
 
 func TestACompletedMoveLeavesTheRecordAndTheRetiredFence(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1, 2, pgtest.WorkloadOptions{})
 	m := r.move()
 	if err := m.Migrate(t.Context(), move.MigrateOptions{}); err != nil {

@@ -12,6 +12,7 @@ import (
 // Each of these is something a plan or an error says before, or instead of, going wrong.
 
 func TestAPlanListsWhatIsNotMoved(t *testing.T) {
+	t.Parallel()
 	s := newSmallMove(t, 2, "tenant", `create table kept (id int primary key, tenant bigint, lo oid);
 		insert into kept values (1, 1, lo_from_bytea(0, 'large')); create materialized view summed as select tenant from kept;
 		create foreign data wrapper nothing; create server elsewhere foreign data wrapper nothing; create foreign table far (id int, tenant bigint) server elsewhere`)
@@ -27,6 +28,7 @@ func TestAPlanListsWhatIsNotMoved(t *testing.T) {
 }
 
 func TestAPlanListsUniqueConstraintsThatDoNotHoldAcrossShards(t *testing.T) {
+	t.Parallel()
 	const schema = `create table users (id int primary key, tenant bigint, email text constraint one_address unique, name text, unique (tenant, name));
 		create unique index one_name on users (lower(name)); create unique index covered on users (name) include (tenant);
 		create table parts (id int, tenant bigint, day int not null, unique (tenant, day)) partition by list (day);
@@ -63,6 +65,7 @@ func TestAPlanListsUniqueConstraintsThatDoNotHoldAcrossShards(t *testing.T) {
 
 // A superuser may give a table to whom it likes; only another role needs the new owner to have CREATE.
 func TestAPlanDoesNotAskASuperuserForTheOwnersRights(t *testing.T) {
+	t.Parallel()
 	roles(t, "cases_powerless")
 	s := newSmallMove(t, 1, "id", `create table kept (id int primary key); create index on kept ((id + 1)); insert into kept values (1); alter table kept owner to cases_powerless`)
 	if got := s.problems(); len(got) > 0 {
@@ -73,6 +76,7 @@ func TestAPlanDoesNotAskASuperuserForTheOwnersRights(t *testing.T) {
 }
 
 func TestAPrimaryKeyThatTwoSourcesHaveIsNamedWithAWayOut(t *testing.T) {
+	t.Parallel()
 	s, tenants := twoSources(t, 3, `create table orders (id int primary key, tenant bigint)`)
 	s.sources[0].Exec(t, `insert into orders values (1, $1)`, tenants[0][0][0])
 	s.sources[1].Exec(t, `insert into orders values (1, $1)`, tenants[1][0][0])
@@ -84,6 +88,7 @@ func TestAPrimaryKeyThatTwoSourcesHaveIsNamedWithAWayOut(t *testing.T) {
 
 // A key of generated columns alone cannot be written, so a row cannot be found by it.
 func TestAPlanRefusesAKeyOfNothingButGeneratedColumns(t *testing.T) {
+	t.Parallel()
 	s := newSmallMove(t, 2, "tenant", `create table codes (name text, tenant bigint, code text generated always as (lower(name)) stored primary key)`)
 	if got := s.problems(); !containing(got, "public.codes") {
 		t.Errorf("plan: %q", got)
@@ -104,6 +109,7 @@ func TestAPlanRefusesAKeyWhoseOtherColumnsDoNotTellRowsApart(t *testing.T) {
 }
 
 func TestAPlanRefusesAVirtualColumnUnderIdentityFull(t *testing.T) {
+	t.Parallel()
 	if oldestServer(t) < 18 {
 		t.Skip("virtual columns are 18's")
 	}

@@ -1,6 +1,7 @@
 package move_test
 
 import (
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -85,3 +86,6 @@ func (s *smallMove) problems() (out []string) {
 func containing(list []string, text string) bool {
 	return slices.ContainsFunc(list, func(s string) bool { return strings.Contains(s, text) })
 }
+
+// largeToo says that the cases that are made small for the ordinary suite are wanted in full.
+func largeToo() bool { return os.Getenv("PGRESHARD_TEST_MEMORY") != "" }

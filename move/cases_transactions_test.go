@@ -31,12 +31,17 @@ func TestCase11SavepointsEmptyTransactionsAndOthersMessages(t *testing.T) {
 	s.onItsShard("notes", "tenant", "bigint")
 }
 
-func TestCase11AHundredThousandSavepoints(t *testing.T) {
+// A hundred thousand of them under `make memory`.
+func TestCase11ManySavepoints(t *testing.T) {
 	t.Parallel()
+	many := 20_000
+	if largeToo() {
+		many = 100_000
+	}
 	s := newSmallMove(t, 2, "tenant", `create table notes (id int primary key, tenant bigint, v text); insert into notes select g, g % 7, 'v' from generate_series(1, 50000) g`)
-	s.run(s.steps(`do $$ begin for i in 1..100000 loop begin
-			if i % 2 = 0 then insert into notes values (50000 + i, i % 7, 's'); else update notes set tenant = tenant + (i % 41 = 0)::int, v = 's' || i where id = i / 2; end if;
-			if i % 3 = 0 then raise exception 'no'; end if; exception when raise_exception then null; end; end loop; end $$`))
+	s.run(s.steps(fmt.Sprintf(`do $$ begin for i in 1..%d loop begin
+			if i %% 2 = 0 then insert into notes values (50000 + i, i %% 7, 's'); else update notes set tenant = tenant + (i %% 41 = 0)::int, v = 's' || i where id = i / 2; end if;
+			if i %% 3 = 0 then raise exception 'no'; end if; exception when raise_exception then null; end; end loop; end $$`, many)))
 	s.same("notes", "id")
 	s.onItsShard("notes", "tenant", "bigint")
 }

@@ -110,6 +110,7 @@ func refusals(t *testing.T, all []attempt) (texts []string) {
 }
 
 func TestFromTheFenceOnWritersAreToldWhichLayoutServes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1, 2, pgtest.WorkloadOptions{})
 	m := r.hold(t.Context(), r.move())
 	early := attempt{err: r.shards[1].Conn(t).QueryRow(t.Context(), touch).Scan(new(time.Time))}
@@ -272,6 +273,7 @@ func TestACutoverBeyondMaxFreezeGivesTheSourceBack(t *testing.T) {
 }
 
 func TestOneChangedColumnIsFoundBeforeTheSwitch(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1, 3, pgtest.WorkloadOptions{Writers: 8, Rate: 200, Lookups: true, KeyChanges: true, NewTenants: true})
 	r.sources[0].Exec(t, `insert into orders (id, tenant_id, status, version) values (5900, 7, 'of no writer', 1)`)
 	stop := r.write()
@@ -352,6 +354,7 @@ type enabled struct{ heard }
 func (enabled) Enabled(context.Context, slog.Level) bool { return true }
 
 func TestASecondWorkerWaitsUntilTheFirstIsGone(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1, 2, pgtest.WorkloadOptions{})
 	first, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -384,6 +387,7 @@ func TestASecondWorkerWaitsUntilTheFirstIsGone(t *testing.T) {
 }
 
 func TestAWorkerOfAnotherMachineIsWaitedForUntilItsBeatsEnd(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1, 1, pgtest.WorkloadOptions{})
 	first, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -407,6 +411,7 @@ func TestAWorkerOfAnotherMachineIsWaitedForUntilItsBeatsEnd(t *testing.T) {
 }
 
 func TestAWorkerThatWasSupersededChangesNothing(t *testing.T) {
+	t.Parallel()
 	for name, act := range map[string]func(*testing.T, *rig, *held) error{
 		"when a change comes": func(t *testing.T, r *rig, m *held) error {
 			r.sources[0].Exec(t, `update orders set status = 'late'`)

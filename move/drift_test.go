@@ -28,6 +28,7 @@ func stopsAtDDL(t *testing.T, r *rig, ddl string) error {
 }
 
 func TestDDLThatSendsNothingToTheStreamStopsIt(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ before, ddl, says string }{
 		"a column added":       {"", `alter table notes add seen boolean`, `column "seen" (boolean) was added`},
 		"a type changed":       {"", `alter table notes alter note type int using length(note)`, `column "note" was text and is integer`},
@@ -54,6 +55,7 @@ func TestDDLThatSendsNothingToTheStreamStopsIt(t *testing.T) {
 }
 
 func TestAMoveGoesOnOnceEveryShardHasTheSameColumn(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1, 2, pgtest.WorkloadOptions{Writers: 4, Rate: 100, KeyChanges: true})
 	stop := r.write()
 	var stopped *move.DDLError
@@ -84,6 +86,7 @@ func TestAMoveGoesOnOnceEveryShardHasTheSameColumn(t *testing.T) {
 
 // A change between the check and the freeze is found in it, and the cutover is undone for it, as for anything else.
 func TestDDLBetweenTheCheckAndTheFreezeUndoesTheCutover(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1, 2, pgtest.WorkloadOptions{})
 	m := r.move()
 	m.BeforeStep(func(step string) {

@@ -11,6 +11,7 @@ import (
 // A foreign key whose rows come to be on two shards cannot hold there. The rows are moved all the same, the key stays
 // NOT VALID on the shards where it is broken, and every other key is validated.
 func TestAForeignKeyAcrossShardsStaysNotValidAndAloneSo(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 1, 2, pgtest.WorkloadOptions{Writers: 1})
 	r.config.Destination.Spec.Tables = append(r.config.Destination.Spec.Tables, noteRule)
 	r.sources[0].Exec(t, `

@@ -10,6 +10,7 @@ import (
 )
 
 func TestAMoveUnderWritesLosesNothing(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ from, to int }{{1, 4}, {1, 1}, {2, 3}, {3, 2}, {4, 1}} {
 		t.Run(fmt.Sprintf("%d to %d", c.from, c.to), func(t *testing.T) {
 			r := newRig(t, c.from, c.to, pgtest.WorkloadOptions{Writers: 8, Rate: 300, Lookups: true, KeyChanges: true, NewTenants: true})

@@ -26,6 +26,7 @@ import (
 // partitioning says, by plain SQL. PROPERTY_SEED replays a run's schema and statements (how writers interleave is the
 // machine's); PROPERTY_SEEDS is how many are run.
 func TestRandomSchemasArriveWhole(t *testing.T) {
+	t.Parallel()
 	n, err := strconv.Atoi(cmp.Or(os.Getenv("PROPERTY_SEEDS"), "4"))
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 // A unique value handed over, while the copy is down, from a row it has to one it has not: the shard holds it twice until
 // the stream has passed. The constraint is made after that, and the move goes through.
 func TestAUniqueValueHandedOverBetweenTwoRunsOfACopy(t *testing.T) {
+	t.Parallel()
 	s := newSmallMove(t, 1, "tenant", `create table coupons (id int primary key, tenant int, code text, pad text, unique (code), exclude using btree (code with =)) with (fillfactor = 50); -- a row that changes stays on its page
 		alter table coupons alter pad set storage plain;
 		insert into coupons select g, g % 5, 'code ' || g, repeat('x', 1500) from generate_series(1, 6000) g`)
@@ -63,6 +64,7 @@ func (s *smallMove) interruptCopyOf(source int, row string) {
 
 // Rows are found by the source's replica identity, and an upsert conflicts on the destination's key, which may be another.
 func TestAResumedCopyIntoTablesWithAnotherKeyThanTheIdentity(t *testing.T) {
+	t.Parallel()
 	s := newSmallMove(t, 1, "tenant", `create table notes (id int primary key, tenant int not null, v int, note text, unique (id, tenant));
 		alter table notes replica identity using index notes_id_tenant_key; alter table notes alter note set storage plain;
 		insert into notes select g, g % 5, 0, 'note ' || g || repeat('x', 3000) from generate_series(1, 6000) g`)
