@@ -174,7 +174,7 @@ func (c *sourceCopy) emptyOwn(ctx context.Context, conn *pgx.Conn, table *moved,
 				key[i] = pg.Datum{Kind: pg.Text, Bytes: v}
 			}
 		}
-		mine, err := c.isOf(ctx, c.n, table.sourceRule, t, key)
+		mine, err := c.isOf(ctx, c.n, table, t, key)
 		if err != nil {
 			_, _ = result.Close()
 			return err

@@ -26,6 +26,7 @@ type follower struct {
 	sink      *sink.Stream
 	reader    atomic.Pointer[replicator.Stream] // of the present run
 	behind    lagMeter
+	waited    pg.LSN // commit of the transaction that last waited for the other streams
 }
 
 // newFollowers readies every source's stream: how each table is written, and what a resumed copy left it to know.
@@ -64,7 +65,7 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 		}
 		if len(m.Source.Shards) > 1 {
 			s.Mine = func(t *sink.Table, key []pg.Datum) (bool, error) {
-				return m.isOf(ctx, n, inv.byName[t.Source].sourceRule, t, key)
+				return m.isOf(ctx, n, inv.byName[t.Source], t, key)
 			}
 			s.Settle = func(ctx context.Context, t *sink.Table) error { return m.settle(ctx, n, t) }
 		}
@@ -78,13 +79,18 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 
 // isOf says whether the source layout places a row on a source. Where the layout translates the key first, the shards
 // are asked.
-func (m *Move) isOf(ctx context.Context, source int, rule *layout.Rule, t *sink.Table, key []pg.Datum) (bool, error) {
+func (m *Move) isOf(ctx context.Context, source int, table *moved, t *sink.Table, key []pg.Datum) (bool, error) {
+	rule := table.sourceRule
 	if rule.Lookup == "" {
 		shard, err := rule.Place(key)
 		return int(shard) == source, err
 	}
 	of := *t
 	of.Rule, of.RuleKey = rule, t.SourceKey
+	if table.sourceQuery != nil { // nothing tells when its answers change
+		of.Query = table.sourceQuery
+		m.router.Lookups.Forget(of.Query)
+	}
 	shard, err := m.router.Place(ctx, &of, key, destAsker{m, t})
 	return int(shard) == source, err
 }
@@ -143,7 +149,7 @@ func (f *follower) run(ctx context.Context) error {
 		return errStreamEnded
 	})
 	g.Go(func() error { return f.watch(ctx) })
-	return f.move.slotError(whole, f.source, at, g.Wait())
+	return f.afterOthers(whole, f.move.slotError(whole, f.source, at, g.Wait()))
 }
 
 // errStreamEnded ends the replicator when the sink has nothing more to take; the replicator's own error comes first.

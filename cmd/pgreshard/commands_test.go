@@ -30,6 +30,10 @@ func (*fakeEngine) Cancel(context.Context, move.CancelOptions) error { return ni
 func (*fakeEngine) Cutover(context.Context, move.CutoverOptions) (move.CutoverReport, error) {
 	return move.CutoverReport{}, nil
 }
+func (*fakeEngine) Rollback(context.Context) (move.CutoverReport, error) {
+	return move.CutoverReport{}, nil
+}
+func (*fakeEngine) CompleteNow(context.Context, bool) error        { return nil }
 func (e *fakeEngine) Complete(context.Context, bool) (bool, error) { return e.fenced, nil }
 
 type fakeReport struct {
@@ -109,7 +113,7 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 		"an unknown command is 2":                  {args: []string{"frobnicate"}, code: 2, stderr: "unknown command"},
 		"an unknown flag is 2":                     {args: []string{"plan", "--frob"}, code: 2, stderr: "unknown flag"},
 		"an unknown log format is 2":               {args: []string{"plan", "--log-format", "xml"}, code: 2, stderr: `"xml" is not a format`},
-		"a command that is not built says so":      {args: []string{"rollback", "--dry-run"}, code: 2, stderr: "pgreshard rollback is not built yet (hint: "},
+		"a command that is not built says so":      {args: []string{"serve", "--dry-run"}, code: 2, stderr: "pgreshard serve is not built yet (hint: "},
 		"a flag that is not built says so":         {args: []string{"plan", "--shards", "8..16"}, code: 2, stderr: "plan --shards is not built yet"},
 		"a repair is not built":                    {args: []string{"verify", "--repair"}, code: 2, stderr: "verify --repair is not built yet"},
 		"an error as JSON carries hint and code":   {args: []string{"--log-format", "json", "plan"}, bad: true, code: 3, stderr: `"exit":3`},
@@ -122,7 +126,7 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 			if code != test.code || !strings.Contains(stdout, test.stdout) || !strings.Contains(stderr, test.stderr) {
 				t.Errorf("got %d\n%s%s", code, stdout, stderr)
 			}
-			if strings.Contains(stdout, "serve  ") || strings.Contains(stdout, "rollback  ") {
+			if strings.Contains(stdout, "serve  ") || strings.Contains(stdout, "check  ") {
 				t.Errorf("help lists what is not built:\n%s", stdout)
 			}
 		})
@@ -136,7 +140,7 @@ func TestASettingThatIsNotBuiltIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = c.unbuilt()
-	for _, part := range []string{"cutover.reverse: ", "checks: ", "replicas: "} {
+	for _, part := range []string{"checks: ", "replicas: "} {
 		if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), part) {
 			t.Errorf("no %s in %v", part, err)
 		}
@@ -147,7 +151,6 @@ func TestASettingThatIsNotBuiltIsRefused(t *testing.T) {
 		"cdc":      func(c *Config) { c.CDC.Snapshot = false },
 	} {
 		c := defaults()
-		c.Cutover.Reverse = false
 		if err := c.unbuilt(); err != nil {
 			t.Fatal(err)
 		}
@@ -308,7 +311,7 @@ func TestTheEndOfAMoveNamesWhatStays(t *testing.T) {
 		"complete names the fence":                   {args: []string{"complete"}, fenced: true, stdout: "what stays: the layout record on every shard, and the fence on the retired source\n"},
 		"complete again, after the fence was let go": {args: []string{"complete"}, stdout: "what stays: the layout record on every shard\n"},
 	} {
-		code, stdout, stderr := call(t, &fakeEngine{fenced: test.fenced}, freePort(t), test.args...)
+		code, stdout, stderr := call(t, &fakeEngine{fenced: test.fenced, status: move.Status{Idle: true}}, freePort(t), test.args...)
 		if code != 0 || !strings.Contains(stdout, test.stdout) || !strings.Contains(stderr, test.stderr) || test.stderr == "" && stderr != "" {
 			t.Errorf("%s: %d\n%s%s", name, code, stdout, stderr)
 		}

@@ -15,6 +15,9 @@ type engine interface {
 	Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error
 	// Cutover asks Migrate of the same engine, which runs in another goroutine, to cut over now.
 	Cutover(context.Context, move.CutoverOptions) (move.CutoverReport, error)
+	// Rollback and CompleteNow ask it, after the switch, to switch back, or to end the move.
+	Rollback(context.Context) (move.CutoverReport, error)
+	CompleteNow(ctx context.Context, release bool) error
 	Verify(context.Context) (report, error)
 	// Route takes a value for each of the sharding columns; an empty table: where all rules agree.
 	Route(ctx context.Context, table string, key []string) (report, error)
