@@ -114,6 +114,8 @@ func (c *cutover) try(ctx context.Context) error {
 			if err := c.enter(ctx, c.switching()); err != nil {
 				return err
 			}
+			c.still.Lock()
+			defer c.still.Unlock()
 			c.began = time.Now() // once more in freeze, which may not be reached
 		case s.name == "switch" && c.rehearsal:
 			return c.undo(ctx, errRehearsed)

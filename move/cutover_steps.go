@@ -26,6 +26,9 @@ func (c *cutover) check(ctx context.Context) error {
 	if err := c.unnoticed(ctx); err != nil {
 		return err
 	}
+	if err := c.mendedSince(ctx); err != nil {
+		return err
+	}
 	err := c.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		all, err := blockers(ctx, conn, time.Second)
 		if err != nil || len(all) == 0 {

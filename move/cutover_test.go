@@ -395,7 +395,7 @@ func TestAWorkerOfAnotherMachineIsWaitedForUntilItsBeatsEnd(t *testing.T) {
 	cancel()
 	<-one.done
 	// It took the lease and was stopped before any node was told of its epoch: that is not given out again.
-	r.shards[0].Exec(t, `insert into pgreshard.lease (move, epoch, host, pid, address, beat) values ('test', 7, 'elsewhere', 1, '', clock_timestamp())`)
+	r.shards[0].Exec(t, `insert into pgreshard.lease (move, epoch, host, pid, address, beat) values ($1, 7, 'elsewhere', 1, '', clock_timestamp())`, r.config.Name)
 	if err := r.move().Migrate(t.Context(), move.MigrateOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -162,38 +160,16 @@ func (m *Move) Verify(ctx context.Context) (*verify.Report, error) {
 
 // compare verifies inside the freeze; a difference is an error that names the tables.
 func (m *Move) compare(ctx context.Context, request verify.Request, at []pg.LSN) error {
-	m.setVerified(VerifyStatus{State: "running"})
+	was := m.setVerified(VerifyStatus{State: "running"})
 	report, err := verify.Run(ctx, request)
 	if err != nil {
-		m.setVerified(VerifyStatus{State: "failed"})
+		m.setVerified(was)
 		return err
 	}
-	now := time.Now().UTC()
-	v := VerifyStatus{State: "clean", Finished: &now, Differences: report.Differences()}
 	for _, lsn := range at {
-		v.At = append(v.At, lsn.String())
+		report.At = append(report.At, lsn.String())
 	}
-	for _, t := range report.Tables {
-		v.Rows += t.Rows
-	}
-	if !report.Clean() {
-		v.State = "different"
-		m.setVerified(v)
-		var detail []string
-		for _, t := range report.Tables {
-			if t.State != verify.Clean {
-				detail = append(detail, fmt.Sprintf("%s: %s, %d missing, %d extra, %d different, %d doubled, %d misplaced",
-					t.Table, t.State, t.Missing, t.Extra, t.Different, t.Doubled, t.Misplaced))
-			}
-		}
-		e := &DifferenceError{Tables: report.Unclean(), Detail: strings.Join(detail, "; ")}
-		if onlySources(report) {
-			return fmt.Errorf("%w: %w", errSourcesApart, e)
-		}
-		return e
-	}
-	m.setVerified(v)
-	return nil
+	return errors.Join(m.conclude(ctx, report), differenceOf(report))
 }
 
 // errSourcesApart means that the destination is right and the sources differ from each other in an omnisharded table.
@@ -211,10 +187,11 @@ func onlySources(r *verify.Report) bool {
 	return true
 }
 
-func (m *Move) setVerified(v VerifyStatus) {
+func (m *Move) setVerified(v VerifyStatus) (was VerifyStatus) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.verified = v
+	was, m.verified = m.verified, v
+	return was
 }
 
 func (m *Move) runVerify(ctx context.Context, inv *inventory) (*verify.Report, error) {

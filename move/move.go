@@ -37,6 +37,9 @@ type Move struct {
 	amend      func([]step) []step // nil, but in tests: changes the recipe
 	beforeStep func(step string)   // nil, but in tests: runs before each step of a cutover
 
+	still     sync.Mutex // who holds the streams still, or the sources frozen
+	verifying sync.Mutex
+
 	mu        sync.Mutex // guards what follows, for Snapshot
 	state     string
 	serving   int
@@ -49,6 +52,7 @@ type Move struct {
 	reverse   *Move        // the way back, once there is one
 	settled   bool         // what follows the switch is done
 	lost      string       // why there is no way back any more, empty while there is
+	steps     []StepReport // of the last cutover
 	health    health
 	rates     rates
 }
@@ -177,6 +181,9 @@ func (m *Move) takeUp(ctx context.Context) error {
 		return err
 	} else if serving != 0 {
 		m.setServing(serving)
+	}
+	if err := m.lastVerified(ctx); err != nil {
+		return err
 	}
 	if err := m.sameSpec(ctx, known.Spec); err != nil {
 		return err

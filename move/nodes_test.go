@@ -12,10 +12,13 @@ import (
 	"pgreshard/pgtest"
 )
 
+// statusPatience is for one that never is: the suite goes on without it.
+const statusPatience = 3 * time.Minute
+
 // awaitStatus asks until a status is as wanted.
 func awaitStatus(t *testing.T, what string, ask func() move.Status, ok func(move.Status) bool) move.Status {
 	t.Helper()
-	for {
+	for end := time.Now().Add(statusPatience); ; {
 		s := ask()
 		if ok(s) {
 			return s
@@ -24,6 +27,9 @@ func awaitStatus(t *testing.T, what string, ask func() move.Status, ok func(move
 		case <-t.Context().Done():
 			t.Fatalf("never %s: %+v", what, s)
 		case <-time.After(20 * time.Millisecond):
+		}
+		if time.Now().After(end) {
+			t.Fatalf("not %s for %s: %+v", what, statusPatience, s)
 		}
 	}
 }

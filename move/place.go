@@ -32,12 +32,7 @@ func (a destAsker) Ask(ctx context.Context, q *lookup.Query, keys [][]byte) ([]l
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		for i, answer := range answers {
-			if answer.Rows > 0 {
-				answer.Rows += total[i].Rows
-				total[i] = answer
-			}
-		}
+		add(total, answers)
 		return nil
 	}
 	if a.table.AskAll {
@@ -46,8 +41,22 @@ func (a destAsker) Ask(ctx context.Context, q *lookup.Query, keys [][]byte) ([]l
 	return total, a.move.dest(ctx, 0, func(conn *pgx.Conn) error { return ask(ctx, 0, conn) })
 }
 
+// add adds a shard's answers to those of others.
+func add(total, answers []lookup.Answer) {
+	for i, answer := range answers {
+		if answer.Rows > 0 {
+			answer.Rows += total[i].Rows
+			total[i] = answer
+		}
+	}
+}
+
 // placer places rows again for verify, by the same router as copy and stream.
 func (m *Move) placer(inv *inventory, dest *pg.Catalog) verify.Placer {
+	return m.placing(inv, dest, &m.router, func(t *sink.Table) lookup.Asker { return destAsker{m, t} })
+}
+
+func (m *Move) placing(inv *inventory, dest *pg.Catalog, router *sink.Router, asker func(*sink.Table) lookup.Asker) verify.Placer {
 	return func(ctx context.Context, table pg.Name, keys [][]pg.Datum) ([]int, error) {
 		t, err := inv.placing(table, dest)
 		if err != nil {
@@ -55,7 +64,7 @@ func (m *Move) placer(inv *inventory, dest *pg.Catalog) verify.Placer {
 		}
 		shards := make([]int, len(keys))
 		out := make([]layout.Shard, len(keys))
-		err = m.router.PlaceMany(ctx, t, keys, destAsker{m, t}, out)
+		err = router.PlaceMany(ctx, t, keys, asker(t), out)
 		for i, s := range out {
 			shards[i] = int(s)
 		}
@@ -64,7 +73,7 @@ func (m *Move) placer(inv *inventory, dest *pg.Catalog) verify.Placer {
 			return shards, err
 		}
 		for i, key := range keys { // one of them has no shard: find out which
-			shard, err := m.router.Place(ctx, t, key, destAsker{m, t})
+			shard, err := router.Place(ctx, t, key, asker(t))
 			switch {
 			case errors.As(err, &none):
 				shards[i] = verify.Nowhere

@@ -88,6 +88,29 @@ type rates struct {
 	sources map[int]*rate      // the same of a whole source
 	streams map[*follower]*rate
 	slots   map[int]*rate // by source: log written, and log the slot keeps
+	lags    map[int]*history
+}
+
+// history is a figure over the last minutes, every historyEvery; below 0 where it was not known.
+type history struct {
+	values []float64
+	last   time.Time
+}
+
+const (
+	historyEvery = 3 * time.Second
+	historyMost  = 120
+)
+
+func (h *history) add(at time.Time, v float64) {
+	if at.Sub(h.last) < historyEvery {
+		return
+	}
+	h.last = at
+	h.values = append(h.values, v)
+	if len(h.values) > historyMost {
+		h.values = h.values[1:]
+	}
 }
 
 type tableKey struct {
@@ -129,10 +152,18 @@ func (r *rates) streaming(at time.Time, followers []*follower) {
 		if now[f] = r.streams[f]; now[f] == nil {
 			now[f] = &rate{}
 		}
-		left, _, ok := f.lag()
+		left, age, ok := f.lag()
+		if r.lags == nil {
+			r.lags = map[int]*history{}
+		}
+		if r.lags[f.source] == nil {
+			r.lags[f.source] = &history{}
+		}
 		if !ok {
+			r.lags[f.source].add(at, -1)
 			continue
 		}
+		r.lags[f.source].add(at, age.Seconds())
 		s := sample{at: at, left: left}
 		for _, shard := range f.sink.Stats() {
 			s.done += shard.Inserted + shard.Updated + shard.Deleted

@@ -3,6 +3,7 @@ package move
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -61,7 +62,7 @@ func (c *cutover) do(ctx context.Context, s step) error {
 	}
 	took := time.Since(began).Seconds()
 	c.log.Info("cutover", "step", s.name, "seconds", took)
-	c.done = append(c.done, StepReport{Name: s.name, Seconds: took})
+	c.did(StepReport{Name: s.name, Seconds: took})
 	if s.name == "switch" { // its own record is the journal: nothing may stand between it and open
 		return nil
 	}
@@ -69,6 +70,14 @@ func (c *cutover) do(ctx context.Context, s step) error {
 		return &stepError{s.name, err}
 	}
 	return nil
+}
+
+// did notes a step for who asked for the cutover and who watches it.
+func (c *cutover) did(s StepReport) {
+	c.done = append(c.done, s)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.steps = slices.Clone(c.done)
 }
 
 // dryRun tells every step as things are now and changes nothing.

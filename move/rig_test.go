@@ -2,18 +2,22 @@ package move_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"go.uber.org/goleak"
 
 	"pgreshard/copier"
 	"pgreshard/layout"
 	"pgreshard/move"
 	"pgreshard/pgtest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // rig is a move between databases of real clusters with the workload's tables and an application that writes to them.
 type rig struct {
@@ -43,7 +47,7 @@ func newRig(t *testing.T, m, n int, options pgtest.WorkloadOptions) *rig {
 		r.shards = append(r.shards, pgtest.SharedDestination(t).Database(t))
 	}
 	r.config = move.Config{
-		Name: "test", Source: side("app", 1, r.sources), Destination: side("app_sharded", 2, r.shards),
+		Name: fmt.Sprintf("rig%d", moveNumber.Add(1)), Source: side("app", 1, r.sources), Destination: side("app_sharded", 2, r.shards),
 		CreateSchema: true, Owners: true, Grants: true, LookupBytes: 64 << 20, LookupTimeout: 5 * time.Second, LookupAttempts: 3,
 		CopyWorkers: 2, CopyFormat: copier.Auto, MaxFreeze: 10 * time.Second, LockTimeout: 500 * time.Millisecond, Attempts: 10,
 		MaxLag: 16 << 20, MustVerify: true, Sequences: "stride", StateDir: t.TempDir(), Address: "127.0.0.1:1",

@@ -170,8 +170,17 @@ func TestWhateverHappensToASlotIsSaid(t *testing.T) {
 func TestASlotInUseIsWaitedForAndItsReaderNamed(t *testing.T) {
 	t.Parallel()
 	s := newSmallMove(t, 2, "id", failoverSchema)
-	s.stopped()
 	slot := "pgreshard_" + s.config.Name + "_0"
+	relay := pgtest.NewRelay(t, s.sources[0].Cluster.Addr())
+	s.config.Source.Shards[0] = s.sources[0].Via(relay).Shard(0)
+	copying := relay.Add(pgtest.Rule{Direction: pgtest.ToClient, Type: "CopyData", Do: pgtest.Stall})
+	worker, done := s.move(), make(chan error, 1)
+	go func() { done <- worker.Migrate(t.Context(), move.MigrateOptions{}) }()
+	select { // who reads the slot when a worker starts is ended, so this one comes between its copy and its stream
+	case <-copying:
+	case err := <-done:
+		t.Fatalf("before the copy: %v", err)
+	}
 	at, err := pg.ParseLSN(s.sources[0].Query(t, `select confirmed_flush_lsn from pg_replication_slots where slot_name = $1`, slot)[0][0])
 	if err != nil {
 		t.Fatal(err)
@@ -186,8 +195,8 @@ func TestASlotInUseIsWaitedForAndItsReaderNamed(t *testing.T) {
 			pid = row[0]
 		}
 	}
-	worker, done := s.move(), make(chan error, 1)
-	go func() { done <- worker.Migrate(t.Context(), move.MigrateOptions{}) }()
+	relay.Clear()
+	relay.Resume(pgtest.ToClient)
 	awaitStatus(t, "who reads named", worker.Snapshot, func(st move.Status) bool {
 		return len(st.Waiting) == 1 && strings.Contains(st.Waiting[0], "is in use by pid "+pid+" (pgreshard stream, role postgres, from 127.0.0.1)")
 	})

@@ -1,7 +1,9 @@
 package move
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 
 	"pgreshard/copier"
 )
@@ -33,7 +35,7 @@ func (m *Move) addReverse(s *Status) {
 	}
 	s.Alarms = append(s.Alarms, back.Alarms...)
 	if back.Cutover.Step != "" || back.Cutover.FreezeSeconds != nil {
-		s.Cutover.Step, s.Cutover.FreezeSeconds = back.Cutover.Step, back.Cutover.FreezeSeconds
+		s.Cutover.Step, s.Cutover.FreezeSeconds, s.Cutover.Steps = back.Cutover.Step, back.Cutover.FreezeSeconds, back.Cutover.Steps
 	}
 }
 
@@ -41,7 +43,8 @@ func (m *Move) addReverse(s *Status) {
 func (m *Move) snapshot() Status {
 	s := Status{Move: m.Name, State: m.state, Layout: StatusLayout{Serving: m.serving, Next: m.Destination.Layout},
 		Verify: m.verified, Cutover: m.cutover, Waiting: m.waiting(), Alarms: m.alarms(), Copy: m.copyStatus(), Streams: m.streamStatus(), Shards: m.shardStatus(), Lookup: m.lookupStatus()}
-	s.Cutover.Hooks = slices.Clone(m.hooks)
+	s.Cutover.MaxFreezeSeconds = m.MaxFreeze.Seconds()
+	s.Cutover.Hooks, s.Cutover.Steps = slices.Clone(m.hooks), slices.Clone(m.steps)
 	if m.failure != "" {
 		s.Error = &m.failure
 	}
@@ -63,6 +66,9 @@ func (m *Move) safe() SafeToCutOver {
 	}
 	if m.state == m.steady() && len(m.followers) == 0 {
 		because = append(because, "the streams are only being started")
+	}
+	if m.verified.State == "different" && m.MustVerify && m.forward == nil { // a rollback compares again in its check
+		because = append(because, fmt.Sprintf("the last comparison found %d differences, in %s", m.verified.Differences, strings.Join(m.verified.Tables, ", ")))
 	}
 	because = append(because, m.lagging(m.followers)...)
 	because = append(because, m.waiting()...)
@@ -134,6 +140,9 @@ func (m *Move) describe(f *follower, s *StreamStatus) {
 	if bytes, age, ok := f.lag(); ok {
 		seconds := age.Seconds()
 		s.LagBytes, s.LagSeconds = &bytes, &seconds
+	}
+	if h := m.rates.lags[f.source]; h != nil {
+		s.LagHistory = slices.Clone(h.values)
 	}
 	s.RowsPerSecond, s.ETASeconds = m.rates.streams[f].perSecond(), m.rates.streams[f].eta()
 }

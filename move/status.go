@@ -78,6 +78,8 @@ type StreamStatus struct {
 	SafeWAL     *int64   `json:"safe_wal_size"`
 	Budget      *int64   `json:"wal_budget"`
 	LossSeconds *float64 `json:"loss_seconds"`
+	// LagHistory is LagSeconds of the last six minutes, one every three seconds, below 0 where it was not known.
+	LagHistory []float64 `json:"lag_history,omitempty"`
 }
 
 // ShardStatus is what the stream has done to one destination shard since the worker started.
@@ -124,7 +126,8 @@ type VerifyStatus struct {
 	At          []string   `json:"at"`
 	Finished    *time.Time `json:"finished"`
 	Differences int64      `json:"differences"`
-	Rows        int64      `json:"rows"` // compared
+	Rows        int64      `json:"rows"`             // compared
+	Tables      []string   `json:"tables,omitempty"` // in which differences were found
 }
 
 // CutoverStatus is where a cutover stands; Step is empty while none is tried. FreezeSeconds is the last freeze, from
@@ -132,6 +135,10 @@ type VerifyStatus struct {
 type CutoverStatus struct {
 	Step          string   `json:"step"`
 	FreezeSeconds *float64 `json:"freeze_seconds"`
+	// MaxFreezeSeconds is [cutover] max_freeze.
+	MaxFreezeSeconds float64 `json:"max_freeze_seconds"`
+	// Steps are those done of the cutover that runs, or ran last in this worker.
+	Steps []StepReport `json:"steps,omitempty"`
 	// Hooks are the last run of each hook by this worker, the latest first.
 	Hooks []HookStatus `json:"hooks,omitempty"`
 }
@@ -143,6 +150,11 @@ func (s Status) MarshalJSON() ([]byte, error) {
 	p.SafeToCutOver.Because, p.Waiting, p.Alarms = filled(p.SafeToCutOver.Because), filled(p.Waiting), filled(p.Alarms)
 	p.Copy, p.Streams, p.Shards = filled(p.Copy), filled(p.Streams), filled(p.Shards)
 	p.Verify.At = filled(p.Verify.At)
+	if p.Reverse != nil {
+		r := *p.Reverse
+		r.Streams, r.Rollback.Because = filled(r.Streams), filled(r.Rollback.Because)
+		p.Reverse = &r
+	}
 	return json.Marshal(p)
 }
 

@@ -33,6 +33,9 @@ func (m *Move) Status(ctx context.Context) (Status, error) {
 	m.mu.Lock()
 	m.failure = known.Error
 	m.mu.Unlock()
+	if err := m.lastVerified(ctx); err != nil {
+		return Status{}, err
+	}
 	if version, err := m.readServing(ctx); err == nil && version != 0 {
 		m.setServing(version)
 	}

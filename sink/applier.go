@@ -16,12 +16,13 @@ const quietCommit = time.Second
 
 // unit is what the router hands to one shard: ops in log order, or a call to run at this very place in them.
 type unit struct {
-	ops   []op
-	bytes int
-	seq   int64                                 // the router's sequence number after these ops
-	call  func(context.Context, *applier) error // runs inside the open destination transaction
-	done  chan error
-	free  func() // called once the ops are executed; nil for none
+	ops     []op
+	bytes   int
+	seq     int64                                 // the router's sequence number after these ops
+	call    func(context.Context, *applier) error // runs inside the open destination transaction
+	commits bool                                  // commit here, instead of a call
+	done    chan error
+	free    func() // called once the ops are executed; nil for none
 }
 
 // applier owns one shard's connection: it gathers ops and commits them at ends of source transactions.
@@ -107,7 +108,7 @@ func (a *applier) finish(ctx context.Context) error {
 }
 
 func (a *applier) take(ctx context.Context, u unit) error {
-	if u.call == nil {
+	if u.done == nil {
 		if len(a.ops) == 0 {
 			a.since = time.Now()
 		}
@@ -123,6 +124,20 @@ func (a *applier) take(ctx context.Context, u unit) error {
 		}
 		return nil
 	}
+	err := a.answer(ctx, u)
+	if err != nil && a.lost(err) {
+		a.owed = u.done
+		return err
+	}
+	u.done <- err
+	return err
+}
+
+// answer runs what the router waits for.
+func (a *applier) answer(ctx context.Context, u unit) error {
+	if u.commits {
+		return a.commitNow(ctx)
+	}
 	err := a.flush(ctx)
 	if err == nil {
 		err = a.begin(ctx)
@@ -133,11 +148,6 @@ func (a *applier) take(ctx context.Context, u unit) error {
 		answered()
 	}
 	a.dirty = true
-	if err != nil && a.lost(err) {
-		a.owed = u.done
-		return err
-	}
-	u.done <- err
 	return err
 }
 

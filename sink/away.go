@@ -46,7 +46,7 @@ func (a *applier) away(ctx context.Context, cause error) error {
 			switch {
 			case !ok: // the stream is to end in order, which it cannot without this shard
 				return cause
-			case u.call != nil:
+			case u.done != nil:
 				a.owed, queue = u.done, nil
 			default:
 				a.giveBack(u.ops)

@@ -41,6 +41,8 @@ type router struct {
 	pass      int64       // how often it has done so
 	fed       map[int][]*Table
 	source    *pgx.Conn
+	paused    *Paused
+	reached   pg.LSN // everything that commits before it has come
 	scratch   []pg.Datum
 	kept      []bool // by shard: its unit holds positions that were not handed over
 }
@@ -51,13 +53,21 @@ func newRouter(s *Stream, release func(*pg.Block)) *router {
 }
 
 func (r *router) run(ctx context.Context, blocks <-chan *pg.Block) error {
-	defer func() { pg.Close(r.source) }()
+	defer func() { pg.Close(r.source); r.endPause() }()
 	tick := time.NewTicker(quietCommit / 10)
 	defer tick.Stop()
 	for {
+		pauses := r.pauses
+		if r.paused != nil { // one at a time
+			pauses = nil
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case r.paused = <-pauses:
+			if err := r.standStillHere(ctx); err != nil {
+				return err
+			}
 		case <-tick.C:
 			if err := r.pushKept(ctx, false); err != nil {
 				return err
@@ -105,8 +115,12 @@ func (r *router) block(ctx context.Context, b *pg.Block) error {
 	if b.Idle != 0 {
 		r.seq++
 		r.boundary(b.Idle, false)
+		r.reached = max(r.reached, b.Idle)
 	}
-	return r.handOver(ctx, b)
+	if err := r.handOver(ctx, b); err != nil {
+		return err
+	}
+	return r.standStillHere(ctx)
 }
 
 func (r *router) change(ctx context.Context, c *pg.Change) error {
@@ -114,6 +128,9 @@ func (r *router) change(ctx context.Context, c *pg.Change) error {
 	case pg.OpBegin:
 		if r.StopAt != 0 && c.Tx.Commit >= r.StopAt {
 			return errStopAt
+		}
+		if err := r.standStill(ctx, c.Tx.Commit); err != nil {
+			return err
 		}
 		r.begin(c.Tx)
 		return nil
@@ -123,7 +140,7 @@ func (r *router) change(ctx context.Context, c *pg.Change) error {
 		}
 		r.forgetLeaving()
 		r.boundary(c.Tx.End, r.urgent)
-		r.tx, r.urgent = nil, false
+		r.tx, r.urgent, r.reached = nil, false, c.Tx.End
 		return nil
 	case pg.OpMessage:
 		r.urgent = r.urgent || c.Message.Transactional && c.Message.Prefix == MessagePrefix

@@ -58,6 +58,7 @@ type Stream struct {
 	beforeCommit func(ctx context.Context, shard layout.Shard, end pg.LSN) error // tests stop a shard there; nil otherwise
 
 	ran        bool
+	pauses     chan *Paused
 	batchBytes int
 	batchDelay time.Duration
 	appliers   []*applier
@@ -71,7 +72,7 @@ type Stream struct {
 
 // NewStream readies the counters; the exported fields are the caller's to set.
 func NewStream(shards []pg.Shard) *Stream {
-	return &Stream{Shards: shards, counters: counters{shards: make([]shardCounters, len(shards))}, careful: map[*Table]care{}, unmapped: map[feedID]*keySet{}}
+	return &Stream{Shards: shards, counters: counters{shards: make([]shardCounters, len(shards))}, careful: map[*Table]care{}, pauses: make(chan *Paused), unmapped: map[feedID]*keySet{}}
 }
 
 // care is how far a table is asked row by row, because a row was not where its new key places it.

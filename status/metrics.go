@@ -22,6 +22,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	}
 	out <- gauge(layoutDesc, float64(s.Layout.Serving))
 	out <- gauge(safeDesc, truth(s.SafeToCutOver.OK))
+	out <- gauge(failedDesc, truth(s.Error != nil))
 	out <- gauge(waitingDesc, truth(len(s.Waiting) > 0))
 	out <- gauge(alarmDesc, float64(len(s.Alarms)))
 	optional(out, copyETADesc, s.CopyETA)
@@ -32,6 +33,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	out <- gauge(verifyRowsDesc, float64(s.Verify.Rows))
 	out <- gauge(verifyDifferencesDesc, float64(s.Verify.Differences))
 	optional(out, freezeDesc, s.Cutover.FreezeSeconds)
+	out <- gauge(maxFreezeDesc, s.Cutover.MaxFreezeSeconds)
 }
 
 // states are all a move can be in; one of them is 1.
@@ -49,6 +51,7 @@ var (
 	layoutDesc = desc("layout_version", "Version of the layout that serves.")
 	safeDesc   = desc("safe_to_cut_over", "1 where a cutover may be tried now.")
 
+	failedDesc  = desc("failed", "1 once something has stopped the move: status says what.")
 	waitingDesc = desc("waiting", "1 while the move cannot go on and tries again: a shard does not answer, or work was interrupted.")
 	copyETADesc = desc("copy_eta_seconds", "In how long everything is copied at the present rate.")
 
@@ -83,6 +86,7 @@ var (
 	verifyRowsDesc        = desc("verify_rows", "Rows compared by the last verification.")
 	verifyDifferencesDesc = desc("verify_differences", "Differences the last verification found.")
 	freezeDesc            = desc("freeze_seconds", "How long writes were refused by the last freeze.")
+	maxFreezeDesc         = desc("max_freeze_seconds", "How long writes may be refused without the switch ([cutover] max_freeze).")
 )
 
 func collectCopy(out chan<- prometheus.Metric, list []move.CopyStatus) {

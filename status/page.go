@@ -2,18 +2,74 @@ package status
 
 import (
 	"bytes"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
 	"fmt"
 	"html/template"
 	"net/http"
 	"strings"
+	"time"
 
 	"pgreshard/move"
 )
 
+//go:embed page.html
+var pageText string
+
+//go:embed page.css
+var pageStyle string
+
+//go:embed page.js
+var pageScript string
+
+// policy lets the page run its own script and ask its own server, and nothing else.
+var policy = "default-src 'none'; style-src " + hashSource(pageStyle) + "; script-src " + hashSource(pageScript) +
+	"; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+
+func hashSource(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+}
+
+// pageData is what the page shows: a status, and what the status does not have.
+type pageData struct {
+	move.Status
+	Words  string
+	Events []Event
+	Verbs  []button
+	Style  template.CSS
+	Script template.JS
+}
+
+// button is a verb as the page offers it.
+type button struct{ Name, Path, Body, Ask string }
+
+// buttons are all that a worker may offer, in their order.
+var buttons = []button{
+	{Name: "Verify", Path: "verify"},
+	{Name: "Rehearse the cutover", Path: "cutover", Body: `{"rehearse":true}`, Ask: "Writes will be refused for a moment. Rehearse?"},
+	{Name: "Cut over", Path: "cutover", Ask: "Writes will be refused for a moment, and the new layout serves. Cut over?"},
+	{Name: "Roll back", Path: "rollback", Ask: "Writes will be refused for a moment, and the old layout serves again. Roll back?"},
+	{Name: "Complete", Path: "complete", Ask: "The old layout will not follow any more, and there is no way back then. Complete the move?"},
+}
+
 // page is the status for a browser, as of the request.
 func (s *Server) page(w http.ResponseWriter, _ *http.Request) {
+	d := pageData{Status: s.config.Snapshot(), Style: template.CSS(pageStyle), Script: template.JS(pageScript)}
+	if s.config.Words != nil {
+		d.Words = s.config.Words(d.Status)
+	}
+	if s.config.Events != nil {
+		d.Events = s.config.Events()
+	}
+	for _, b := range buttons {
+		if s.config.Verbs[b.Path] != nil && s.config.Token != "" {
+			d.Verbs = append(d.Verbs, b)
+		}
+	}
 	var b bytes.Buffer
-	if err := pageTemplate.Execute(&b, s.config.Snapshot()); err != nil {
+	if err := pageTemplate.Execute(&b, d); err != nil {
 		problem(w, http.StatusInternalServerError, "the page could not be written")
 		return
 	}
@@ -28,43 +84,80 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 		}
 		return min(100, 100*c.Bytes/max(1, c.BytesTotal))
 	},
-	"seconds": func(s *float64) string { return fmt.Sprintf("%.3f", *s) },
-	"whole":   func(v *float64) string { return fmt.Sprintf("%.0f", *v) },
+	"seconds": func(v any) string { return fmt.Sprintf("%.3f", number(v)) },
+	"whole":   func(v any) string { return fmt.Sprintf("%.0f", number(v)) },
+	"span":    func(v any) string { return (time.Duration(number(v)) * time.Second).String() },
+	"bytes":   func(v any) string { return bytesText(int64(number(v))) },
+	"clock":   func(t any) string { return clock(t) },
 	"join":    func(list []string) string { return strings.Join(list, "; ") },
+	"perCommit": func(s move.ShardStatus) string {
+		if s.Batches == 0 {
+			return ""
+		}
+		return fmt.Sprintf("%.1f ms", 1000*s.ApplySeconds/float64(s.Batches))
+	},
+	"plot": plot,
 }).Parse(pageText))
 
-const pageText = `<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="refresh" content="2">
-<title>{{.Move}}: {{.State}}</title>
-<style>
-body { font: 1rem/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
-th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #ccc; }
-.error { color: #a00; }
-</style>
-</head>
-<body>
-<h1>{{.Move}}: {{.State}}</h1>
-<p>{{if eq .Layout.Serving .Layout.Next}}Layout {{.Layout.Next}} serves, the one the move led to.{{else}}Layout {{.Layout.Serving}} serves; the move leads to layout {{.Layout.Next}}.{{end}}</p>
-{{with .Error}}<p class="error">{{.}}</p>{{end}}
-{{range .Waiting}}<p class="error">{{.}}</p>
-{{end}}{{range .Alarms}}<p class="error">{{.}}</p>
-{{end}}<p>Safe to cut over: {{if .SafeToCutOver.OK}}yes{{else}}no, because {{join .SafeToCutOver.Because}}{{end}}.</p>
-{{with .Cutover.FreezeSeconds}}<p>Writes were refused for {{seconds .}} s.</p>{{end}}
-{{with .CopyETA}}<p>Copied in about {{whole .}} s.</p>{{end}}
-{{if .Copy}}<table><caption>Copy</caption><tr><th>source<th>table<th>state<th>rows<th>done<th>seconds left</tr>
-{{range .Copy}}<tr><td>{{.Source}}<td>{{.Table}}<td>{{.State}}<td>{{.Rows}}<td>{{percent .}} %<td>{{with .ETASeconds}}{{whole .}}{{end}}</tr>
-{{end}}</table>{{end}}
-{{if .Streams}}<table><caption>Streams</caption><tr><th>source<th>applied<th>bytes behind<th>seconds behind<th>rows/s<th>seconds to catch up<th>bytes the slot keeps<th>of<th>seconds until it is lost</tr>
-{{range .Streams}}<tr><td>{{.Source}}<td>{{.Applied}}<td>{{with .LagBytes}}{{.}}{{else}}not measured{{end}}<td>{{with .LagSeconds}}{{seconds .}}{{else}}not measured{{end}}<td>{{with .RowsPerSecond}}{{whole .}}{{else}}not measured{{end}}<td>{{with .ETASeconds}}{{whole .}}{{end}}<td>{{with .Retained}}{{.}}{{end}}<td>{{with .Budget}}{{.}}{{end}}<td>{{with .LossSeconds}}{{whole .}}{{end}}</tr>
-{{end}}</table>{{end}}
-{{if .Shards}}<table><caption>Shards</caption><tr><th>shard<th>node<th>inserted<th>updated<th>deleted</tr>
-{{range .Shards}}<tr><td>{{.Shard}}<td>{{.Node}}<td>{{.Rows.Inserted}}<td>{{.Rows.Updated}}<td>{{.Rows.Deleted}}</tr>
-{{end}}</table>{{end}}
-</body>
-</html>
-`
+// number is a figure of a status, or what a pointer to one leads to.
+func number(v any) float64 {
+	switch n := v.(type) {
+	case float64:
+		return n
+	case *float64:
+		return *n
+	case int64:
+		return float64(n)
+	case *int64:
+		return float64(*n)
+	}
+	return 0
+}
+
+func clock(t any) string {
+	switch at := t.(type) {
+	case time.Time:
+		return at.UTC().Format("15:04:05 UTC")
+	case *time.Time:
+		return at.UTC().Format("15:04:05 UTC")
+	}
+	return ""
+}
+
+func bytesText(n int64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.1f MB", float64(n)/(1<<20))
+	case n >= 1<<10:
+		return fmt.Sprintf("%.1f kB", float64(n)/(1<<10))
+	}
+	return fmt.Sprintf("%d B", n)
+}
+
+const plotWidth, plotHeight = 160, 28
+
+// plot draws figures as a line from the oldest at the left to now at the right; a gap is where nothing was measured.
+func plot(values []float64) template.HTML {
+	most := 0.0
+	for _, v := range values {
+		most = max(most, v)
+	}
+	if len(values) < 2 {
+		return ""
+	}
+	var path strings.Builder
+	pen := "M"
+	for i, v := range values {
+		if v < 0 {
+			pen = "M"
+			continue
+		}
+		y := float64(plotHeight-2) - v/max(most, 1e-9)*float64(plotHeight-4)
+		fmt.Fprintf(&path, "%s%.1f %.1f", pen, float64(i)*plotWidth/float64(len(values)-1), y)
+		pen = "L"
+	}
+	return template.HTML(fmt.Sprintf(`<svg width="%d" height="%d" role="img" aria-label="seconds behind, at most %.1f"><path d="%s" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>`,
+		plotWidth, plotHeight, most, path.String()))
+}

@@ -24,6 +24,9 @@ type Config struct {
 	// JSON. Where one is nil, its path is not served.
 	Layout func(context.Context) (any, error)
 	Route  func(ctx context.Context, table string, key []string) (any, error)
+	// Words say what a status means; Events are what happened last, the latest first. nil: the page does without.
+	Words  func(move.Status) string
+	Events func() []Event
 	// Verbs are what may be asked by POST, by name. Each asks for Token wherever it comes from, and without one is refused.
 	Verbs map[string]Verb
 
@@ -55,6 +58,7 @@ func New(c Config) *Server {
 		read = ""
 	}
 	mux.Handle("GET /{$}", s.guard(http.HandlerFunc(s.page), read))
+	mux.Handle("GET /events", s.guard(http.HandlerFunc(s.events), read))
 	mux.Handle("GET /status", s.guard(http.HandlerFunc(s.status), read))
 	mux.Handle("GET /metrics", s.guard(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), read, c.MetricsToken))
 	if c.Layout != nil {
@@ -126,13 +130,19 @@ func (s *Server) guard(next http.Handler, tokens ...string) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		given, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if _, password, ok := r.BasicAuth(); ok && r.Method == http.MethodGet { // a browser asks its user for it
+			given = password
+		}
 		for _, token := range tokens {
 			if token != "" && subtle.ConstantTimeCompare([]byte(given), []byte(token)) == 1 {
 				next.ServeHTTP(w, r)
 				return
 			}
 		}
-		w.Header().Set("WWW-Authenticate", `Bearer realm="pgreshard"`)
+		w.Header().Add("WWW-Authenticate", `Bearer realm="pgreshard"`)
+		if r.Method == http.MethodGet {
+			w.Header().Add("WWW-Authenticate", `Basic realm="pgreshard: any name, the token as password"`)
+		}
 		problem(w, http.StatusUnauthorized, "this path asks for the token (Authorization: Bearer …)")
 	})
 }
@@ -142,7 +152,7 @@ func (s *Server) guard(next http.Handler, tokens ...string) http.Handler {
 func harden(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
-		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'")
+		h.Set("Content-Security-Policy", policy)
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("X-Frame-Options", "DENY")
 		h.Set("Referrer-Policy", "no-referrer")

@@ -2,6 +2,8 @@ package status
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
@@ -138,10 +140,41 @@ func TestMetricsLeaveOutWhatWasNotMeasured(t *testing.T) {
 
 func TestThePageEscapesAndIsHardened(t *testing.T) {
 	t.Parallel()
-	code, body, header := ask(t, New(Config{Snapshot: streaming}), "/")
-	if code != http.StatusOK || !strings.Contains(body, "no &lt;mapping&gt;") || !strings.Contains(body, "50 %") ||
-		!strings.Contains(body, "0.042 s") || !strings.Contains(body, "3.250") {
-		t.Errorf("%d: %s", code, body)
+	c := Config{Snapshot: func() move.Status {
+		st := streaming()
+		st.Streams[0].LagHistory = []float64{1, 2, -1, 4}
+		st.Cutover.Steps = []move.StepReport{{Name: "freeze", Seconds: 0.0123}}
+		return st
+	}, Token: "t", Open: true, Words: func(st move.Status) string { return "in <words>: " + st.State },
+		Events: func() []Event {
+			return []Event{{At: time.Unix(0, 0), Level: "WARN", Text: "<script>alert(1)</script>"}}
+		},
+		Verbs: map[string]Verb{"verify": nil, "cutover": func(context.Context, json.RawMessage) (any, bool) { return nil, true }}}
+	code, body, header := ask(t, New(c), "/")
+	for _, part := range []string{"no &lt;mapping&gt;", "in &lt;words&gt;: streaming", "&lt;script&gt;alert(1)", "50 %", "refused for 0.042 s", "13.4 MB (3.250 s)", `aria-label="seconds behind, at most 4.0"`,
+		"freeze <span class=\"unit\">0.012 s", "00:00:00 UTC", `data-body="{&#34;rehearse&#34;:true}"`, ">Cut over</button>", "new EventSource(\"/events\")", "prefers-color-scheme: dark"} {
+		if code != http.StatusOK || !strings.Contains(body, part) {
+			t.Errorf("%d: the page lacks %s", code, part)
+		}
+	}
+	if strings.Contains(body, ">Verify</button>") {
+		t.Error("a button for what the worker does not offer")
+	}
+	// The browser runs the script and takes the style only where they are what the policy names.
+	for tag, directive := range map[string]string{"script": "script-src", "style": "style-src"} {
+		_, inner, _ := strings.Cut(body, "<"+tag+">")
+		inner, _, _ = strings.Cut(inner, "</"+tag+">")
+		sum := sha256.Sum256([]byte(inner))
+		if want := directive + " 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"; !strings.Contains(header.Get("Content-Security-Policy"), want) {
+			t.Errorf("the policy does not have %s: %s", want, header.Get("Content-Security-Policy"))
+		}
+	}
+	if strings.Contains(body, "http://") || strings.Contains(body, "https://") {
+		t.Error("the page loads from elsewhere")
+	}
+	c.Token = ""
+	if _, body, _ := ask(t, New(c), "/"); strings.Contains(body, "<form") {
+		t.Error("buttons although nothing can be asked")
 	}
 	for _, name := range []string{"Content-Security-Policy", "X-Content-Type-Options", "X-Frame-Options", "Cache-Control"} {
 		if header.Get(name) == "" {

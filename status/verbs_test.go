@@ -39,6 +39,7 @@ func TestAVerbWantsTheTokenAndNoOtherOrigin(t *testing.T) {
 		"no token":                  {"", nil, http.StatusUnauthorized},
 		"another token":             {"", []string{"Authorization", "Bearer other"}, http.StatusUnauthorized},
 		"the token for metrics":     {"", []string{"Authorization", "Bearer metrics"}, http.StatusUnauthorized},
+		"the token as a password":   {"", []string{"Authorization", "Basic eDpzZWNyZXQ="}, http.StatusUnauthorized},
 		"a page of another site":    {"", []string{"Authorization", bearer, "Sec-Fetch-Site", "cross-site"}, http.StatusForbidden},
 		"a page of the same site":   {"", []string{"Authorization", bearer, "Sec-Fetch-Site", "same-site"}, http.StatusForbidden},
 		"another origin":            {"", []string{"Authorization", bearer, "Origin", "http://worker:8000"}, http.StatusForbidden},

@@ -74,7 +74,8 @@ func (v *verifier) diffBlock(ctx context.Context, t *Table, left, right side, li
 	}
 	for _, d := range found {
 		if d.Key = d.key; len(t.Key) > 0 {
-			d.Key = showKey(t.Key, decodeKey(d.key), v.HideKeys)
+			d.Values = decodeKey(d.key)
+			d.Key = showKey(t.Key, d.Values, v.HideKeys)
 		}
 		d.mark(d.left)
 		d.mark(d.right)

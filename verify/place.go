@@ -1,8 +1,10 @@
 package verify
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -93,9 +95,18 @@ func (p *placing) place(ctx context.Context) error {
 		}
 		p.report.Keys = append(p.report.Keys, Finding{
 			What: Misplaced, Key: showKey(p.table.PlaceColumns, p.keys[i], p.HideKeys),
-			Shard: &p.node.Number, Want: &want, Rows: p.rows[i],
+			Shard: &p.node.Number, Want: &want, Rows: p.rows[i], Values: kept(p.keys[i]),
 		})
 	}
 	p.keys, p.rows, p.bytes = p.keys[:0], p.rows[:0], p.bytes[:0]
 	return nil
+}
+
+// kept copies a key out of the batch it came in.
+func kept(key []pg.Datum) []pg.Datum {
+	out := slices.Clone(key)
+	for i := range out {
+		out[i].Bytes = bytes.Clone(out[i].Bytes)
+	}
+	return out
 }

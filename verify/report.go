@@ -50,6 +50,8 @@ type Finding struct {
 	Shard   *int     `json:"shard,omitempty"`   // the shard that has it
 	Want    *int     `json:"want,omitempty"`    // Misplaced: the shard that should have it, Nowhere if none
 	Rows    int64    `json:"rows,omitempty"`    // Misplaced: how many rows carry this key there
+	// Values are the key's, of the table's Key or, for Misplaced, its PlaceColumns; nil where the table has no key.
+	Values []pg.Datum `json:"-"`
 }
 
 // Failure is a node that did not answer.
@@ -97,6 +99,7 @@ type Report struct {
 	Started  time.Time     `json:"started"`
 	Finished time.Time     `json:"finished"`
 	Tables   []TableReport `json:"tables"`
+	At       []string      `json:"at,omitempty"` // the caller's: the position of each source that was compared
 }
 
 // Clean says that every table is.

@@ -59,6 +59,8 @@ type Request struct {
 	Parallel int    // scans at once over all nodes; default 4
 	Limit    int    // keys named per table; default 20
 	HideKeys bool   // keys appear as their hash
+	// OneSource leaves out comparing the sources' copies of omnisharded tables with each other.
+	OneSource bool
 }
 
 const (

@@ -161,7 +161,10 @@ func (v *verifier) compareSharded(ctx context.Context, t *Table, report *TableRe
 
 // compareCopies compares the first source with every other copy, one by one.
 func (v *verifier) compareCopies(ctx context.Context, t *Table, report *TableReport) error {
-	copies := v.all()
+	copies, others := v.all(), len(v.sources)-1
+	if v.OneSource {
+		copies, others = append([]*node{v.sources[0]}, v.shards...), 0
+	}
 	buckets := make([]sums, len(copies))
 	group, inner := errgroup.WithContext(ctx)
 	for i, n := range copies {
@@ -176,7 +179,7 @@ func (v *verifier) compareCopies(ctx context.Context, t *Table, report *TableRep
 		if err := v.diff(ctx, t, v.side(t, copies[0]), v.side(t, n), list, rows, report); err != nil {
 			return err
 		}
-		if i+1 < len(v.sources) {
+		if i < others {
 			report.BetweenSources = report.Differences()
 		}
 	}

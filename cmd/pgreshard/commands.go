@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,9 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"pgreshard/move"
+	"pgreshard/verify"
 )
 
 func (a *app) planCommand() *cobra.Command {
@@ -61,14 +65,17 @@ func writeReport(file string, r report) (err error) {
 }
 
 func (a *app) verifyCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, repair bool
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Compare source and destination",
-		Args:  cobra.NoArgs,
+		Long: "Compare source and destination. Where a worker follows the sources, it compares exactly as of one position of each, while\n" +
+			"applications write; what it finds keeps the cutover from being made until a later comparison finds nothing.\n" +
+			"Else the databases are compared as they are, which is exact where nothing writes.",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.with(c.Context(), func(e engine, _ *Config) error {
-				r, err := e.Verify(c.Context())
+			return a.with(c.Context(), func(e engine, cfg *Config) error {
+				r, exact, err := a.verify(c.Context(), e, cfg, repair)
 				if err != nil {
 					return err
 				}
@@ -77,13 +84,43 @@ func (a *app) verifyCommand() *cobra.Command {
 					return &exitError{code: exitCheck, hint: "compare again when nothing writes; the cutover compares in its freeze",
 						err: errors.New("no row differs, but tables were written while they were compared, so it is not proved that they are equal")}
 				}
-				return checked(err, r, "source and destination differ", "rows on their way show as differences while applications write: compare again; what stays is a difference")
+				hint := "rows on their way show as differences while applications write: compare again; what stays is a difference"
+				if exact {
+					hint = "mend the rows on the shards, or start over, and compare again: until nothing is found there is no cutover"
+				}
+				return checked(err, r, "source and destination differ", hint)
 			})
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON, one object per table")
-	laterFlags(c, "repair")
+	c.Flags().BoolVar(&repair, "repair", false, "make the rows that differ as the sources have them, and compare again; needs a worker that follows the sources")
 	return c
+}
+
+// verify has the worker compare, where one follows its sources: that is exact beside writers. Else the databases are compared
+// as they are.
+func (a *app) verify(ctx context.Context, e engine, c *Config, repair bool) (r report, exact bool, err error) {
+	if repair { // by a worker or by nobody
+		r, err := a.askVerify(ctx, e, c, true)
+		return r, true, err
+	}
+	if s, err := askWorker(ctx, c); err == nil && s.Move == c.Move.Name && s.State == move.StateStreaming {
+		r, err := a.askVerify(ctx, e, c, false)
+		return r, true, err
+	}
+	r, err = e.Verify(ctx)
+	return r, false, err
+}
+
+func (a *app) askVerify(ctx context.Context, e engine, c *Config, repair bool) (report, error) {
+	var found move.RepairReport
+	if err := a.ask(ctx, e, c, "verify", verifyOptions{Repair: repair}, &found); err != nil {
+		return nil, err
+	}
+	if found.After == nil {
+		found.After = &verify.Report{}
+	}
+	return verifyReport{Report: found.After, repaired: found}, nil
 }
 
 func (a *app) routeCommand() *cobra.Command {

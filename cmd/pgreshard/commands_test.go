@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"pgreshard/move"
+	"pgreshard/verify"
 )
 
 // fakeEngine answers as it is told.
@@ -50,6 +51,12 @@ func (r fakeReport) OK() bool { return r.ok }
 func (e *fakeEngine) Plan(context.Context) (report, error) { return fakeReport{"plan", e.ok}, nil }
 func (e *fakeEngine) Verify(context.Context) (report, error) {
 	return fakeReport{"comparison", e.ok}, nil
+}
+func (e *fakeEngine) VerifyNow(context.Context) (*verify.Report, error) {
+	return nil, errors.New("no worker")
+}
+func (e *fakeEngine) Repair(context.Context) (*move.RepairReport, error) {
+	return nil, errors.New("no worker")
 }
 func (e *fakeEngine) Layout(context.Context) (report, error) { return fakeReport{"layout", true}, nil }
 func (e *fakeEngine) Route(_ context.Context, table string, key []string) (report, error) {
@@ -115,7 +122,7 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 		"an unknown log format is 2":               {args: []string{"plan", "--log-format", "xml"}, code: 2, stderr: `"xml" is not a format`},
 		"a command that is not built says so":      {args: []string{"serve", "--dry-run"}, code: 2, stderr: "pgreshard serve is not built yet (hint: "},
 		"a flag that is not built says so":         {args: []string{"plan", "--shards", "8..16"}, code: 2, stderr: "plan --shards is not built yet"},
-		"a repair is not built":                    {args: []string{"verify", "--repair"}, code: 2, stderr: "verify --repair is not built yet"},
+		"a repair needs a worker":                  {args: []string{"verify", "--repair"}, code: 1, stderr: "cannot be asked"},
 		"an error as JSON carries hint and code":   {args: []string{"--log-format", "json", "plan"}, bad: true, code: 3, stderr: `"exit":3`},
 		"the help names no command there is not":   {args: []string{"--help"}, stdout: "migrate"},
 		"migrate ends with 0 when the worker does": {args: []string{"migrate", "--yes"}},

@@ -91,6 +91,26 @@ func (a *app) cutoverVerb(e engine) status.Verb {
 	})
 }
 
+// verifyOptions are what `verify` asks of a worker.
+type verifyOptions struct {
+	Repair bool `json:"repair"`
+}
+
+// verifyVerb is POST /verify. The answer's after is what was found, last.
+func verifyVerb(e engine) status.Verb {
+	return verb(func(ctx context.Context, o verifyOptions) (r move.RepairReport, err error) {
+		if o.Repair {
+			found, err := e.Repair(ctx)
+			if found != nil {
+				r = *found
+			}
+			return r, err
+		}
+		r.After, err = e.VerifyNow(ctx)
+		return r, err
+	})
+}
+
 // verb makes a Verb of what takes options and gives a result.
 func verb[O, R any](run func(context.Context, O) (R, error)) status.Verb {
 	return func(ctx context.Context, body json.RawMessage) (any, bool) {

@@ -5,6 +5,7 @@ import (
 	"io"
 
 	"pgreshard/move"
+	"pgreshard/verify"
 )
 
 // engine is what the commands ask of a move. Package move has it; tests have one of their own.
@@ -19,6 +20,10 @@ type engine interface {
 	Rollback(context.Context) (move.CutoverReport, error)
 	CompleteNow(ctx context.Context, release bool) error
 	Verify(context.Context) (report, error)
+	// VerifyNow is of the engine whose Migrate runs in another goroutine and follows its sources.
+	VerifyNow(context.Context) (*verify.Report, error)
+	// Repair is VerifyNow that makes what it found right and compares again.
+	Repair(context.Context) (*move.RepairReport, error)
 	// Route takes a value for each of the sharding columns; an empty table: where all rules agree.
 	Route(ctx context.Context, table string, key []string) (report, error)
 	Layout(context.Context) (report, error)

@@ -156,6 +156,9 @@ func (r *rig) rehearses(worker *process) {
 			r.t.Errorf("cutover --dry-run does not say %q: %d\n%s%s", want, code, out, said)
 		}
 	}
+	if code, out, said := r.run("verify"); code != exitDone || !strings.Contains(out, "\nexactly as of ") || strings.Count(out, "  clean  ") != len(pgtest.WorkloadTables()) {
+		r.t.Errorf("verify beside writers: %d\n%s", code, said)
+	}
 	writes := r.load.Stats()
 	r.awaitSafe(worker)
 	r.json(&done, "cutover", "--rehearse")

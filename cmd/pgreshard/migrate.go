@@ -100,7 +100,8 @@ func (a *app) newServer(worker, asked engine, c *Config) (*status.Server, error)
 			defer one.Unlock()
 			return asked.Route(ctx, table, key)
 		},
-		Verbs: map[string]status.Verb{"cutover": a.cutoverVerb(worker), "rollback": a.rollbackVerb(worker), "complete": a.completeVerb(worker)},
+		Words: stateLine, Events: a.recent.events,
+		Verbs: map[string]status.Verb{"cutover": a.cutoverVerb(worker), "rollback": a.rollbackVerb(worker), "complete": a.completeVerb(worker), "verify": verifyVerb(worker)},
 		Cert:  c.HTTP.TLSCert,
 		Key:   c.HTTP.TLSKey,
 	}

@@ -149,7 +149,7 @@ func TestTheLastLineOfAPlanFitsWhatItFound(t *testing.T) {
 
 func TestATableThatWasWrittenWhileItWasComparedIsNeitherCleanNorDifferent(t *testing.T) {
 	t.Parallel()
-	r := verifyReport{&verify.Report{Tables: []verify.TableReport{{Table: "public.a", State: verify.Clean}, {Table: "public.b", State: verify.Changed}}}}
+	r := verifyReport{Report: &verify.Report{Tables: []verify.TableReport{{Table: "public.a", State: verify.Clean}, {Table: "public.b", State: verify.Changed}}}}
 	var b bytes.Buffer
 	if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "public.b: was written while it was compared: no row differs, and nothing is proved\n") {
 		t.Errorf("%v\n%s", err, b.String())

@@ -110,12 +110,24 @@ func (r routeReport) WriteText(w io.Writer) error {
 }
 
 // verifyReport is a comparison for a person, and as JSON the list of its tables.
-type verifyReport struct{ *verify.Report }
+type verifyReport struct {
+	*verify.Report
+	repaired move.RepairReport // zero: nothing was to be mended
+}
 
 func (r verifyReport) OK() bool                     { return r.Clean() }
 func (r verifyReport) MarshalJSON() ([]byte, error) { return json.Marshal(r.Tables) }
 
 func (r verifyReport) WriteText(w io.Writer) error {
+	if r.repaired.Before != nil && !r.repaired.Before.Clean() {
+		if err := (verifyReport{Report: r.repaired.Before}).WriteText(w); err != nil {
+			return err
+		}
+		for _, m := range r.repaired.Mended {
+			fmt.Fprintf(w, "mended %s on shard %d: %d rows written, %d taken away\n", m.Table, m.Shard, m.Written, m.Removed)
+		}
+		fmt.Fprintln(w, "compared again:")
+	}
 	err := columns(w, func(t io.Writer) {
 		fmt.Fprintln(t, "table\tstate\trows\tmissing\textra\tdifferent\tmisplaced\tdoubled")
 		for _, table := range r.Tables {
@@ -125,6 +137,9 @@ func (r verifyReport) WriteText(w io.Writer) error {
 	})
 	if err != nil {
 		return err
+	}
+	if r.At != nil {
+		fmt.Fprintf(w, "exactly as of %s on the sources\n", strings.Join(r.At, ", "))
 	}
 	for _, table := range r.Tables {
 		for _, f := range table.Failures {

@@ -20,7 +20,8 @@ type app struct {
 	logFormat string
 	screen    *screen // where progress is drawn on a terminal
 	log       *slog.Logger
-	started   bool // a command was found and its flags and arguments were right
+	recent    recent // what log said last
+	started   bool   // a command was found and its flags and arguments were right
 
 	open func(context.Context, *Config, *slog.Logger) (engine, error)
 }
@@ -91,7 +92,7 @@ func (a *app) load() (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.log = log
+	a.log = a.recent.keeping(log)
 	c, err := loadConfig(a.config)
 	if err != nil {
 		return nil, err

@@ -115,7 +115,7 @@ func (e moveEngine) Verify(ctx context.Context) (report, error) {
 	if err != nil {
 		return nil, err
 	}
-	return verifyReport{r}, nil
+	return verifyReport{Report: r}, nil
 }
 
 func (e moveEngine) Layout(ctx context.Context) (report, error) {

@@ -1,0 +1,94 @@
+package layout
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Watched is where Watch asks.
+type Watched struct {
+	URL    string       // of a worker: http://127.0.0.1:7432
+	Token  string       // where it listens beyond loopback; else empty
+	Client *http.Client // nil: one that waits for an answer longer than a worker holds it back
+	// Trouble, where not nil, is told of each question that was not answered; it is asked again.
+	Trouble func(error)
+}
+
+const (
+	watchWait   = 45 * time.Second // a worker answers after 30 s where there is nothing new
+	watchAgain  = 500 * time.Millisecond
+	maxWatched  = 16 << 20 // bytes of one answer
+	watchBehind = "/layout?after="
+)
+
+// Watch calls fn with the layout that serves, and again whenever a newer one does, until ctx ends, which is its error. It
+// is for applications in Go that follow a move; the worker is asked, and while none answers the layout known last goes on.
+// An older layout is never reported after a newer one, until a rollback makes it a newer version again.
+//
+// What a worker says is a copy: table pgreshard.serving on the first destination shard decides, and a write that is sent to
+// a layout that does not serve is refused there with SQLSTATE 25006.
+func Watch(ctx context.Context, w Watched, fn func(Record)) error {
+	if _, err := url.Parse(w.URL); err != nil || !strings.Contains(w.URL, "://") {
+		return fmt.Errorf("watch the layout at %q: it is no URL; hint: http://127.0.0.1:7432", w.URL)
+	}
+	client := w.Client
+	if client == nil {
+		client = &http.Client{Timeout: watchWait}
+	}
+	for known := 0; ; {
+		record, err := w.ask(ctx, client, known)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err == nil && record.Version > known:
+			known = record.Version
+			fn(record)
+			continue
+		case err == nil: // it has waited for a newer one already
+			continue
+		}
+		if w.Trouble != nil {
+			w.Trouble(err)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(watchAgain):
+		}
+	}
+}
+
+// ask waits for a layout newer than known, for as long as the worker holds the answer back.
+func (w Watched) ask(ctx context.Context, client *http.Client, known int) (record Record, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(w.URL, "/")+watchBehind+strconv.Itoa(known), nil)
+	if err != nil {
+		return record, err
+	}
+	if w.Token != "" {
+		request.Header.Set("Authorization", "Bearer "+w.Token)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // without the URL
+		}
+		return record, fmt.Errorf("ask which layout serves: %w", err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return record, fmt.Errorf("ask which layout serves: the worker answers %s", response.Status)
+	}
+	if err := json.NewDecoder(io.LimitReader(response.Body, maxWatched)).Decode(&record); err != nil {
+		return record, fmt.Errorf("read which layout serves: %w", err)
+	}
+	return record, nil
+}

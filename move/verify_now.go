@@ -1,0 +1,168 @@
+package move
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"pgreshard/copier"
+	"pgreshard/lookup"
+	"pgreshard/sink"
+	"pgreshard/verify"
+)
+
+// VerifyNow compares both sides exactly as of one position of each source, while applications write and the streams go on:
+// for the worker of this process, which Migrate runs in another goroutine. Differences are in the report and are recorded:
+// until a later comparison finds none there is no cutover.
+func (m *Move) VerifyNow(ctx context.Context) (*verify.Report, error) {
+	m.verifying.Lock()
+	defer m.verifying.Unlock()
+	report, _, err := m.verifyNow(ctx, 0)
+	return report, err
+}
+
+// verifyNow also says how each table was compared. At most limit rows of a table are named, 0: verify's own bound.
+func (m *Move) verifyNow(ctx context.Context, limit int) (*verify.Report, verify.Request, error) {
+	if state := m.currentState(); state != m.steady() {
+		return nil, verify.Request{}, &NotReadyError{Because: []string{"the move is " + state + ", and can be compared beside writers while it is " + m.steady()}}
+	}
+	was := m.setVerified(VerifyStatus{State: "running"})
+	report, request, err := m.compareAtAMoment(ctx, limit)
+	if err != nil {
+		m.setVerified(was)
+		return nil, request, err
+	}
+	return report, request, m.conclude(ctx, report)
+}
+
+func (m *Move) compareAtAMoment(ctx context.Context, limit int) (*verify.Report, verify.Request, error) {
+	inv, err := m.takeInventory(ctx)
+	if err != nil {
+		return nil, verify.Request{}, err
+	}
+	request, err := m.verification(ctx, inv)
+	if err != nil {
+		return nil, request, err
+	}
+	mo, err := m.takeMoment(ctx, nil)
+	if err != nil {
+		return nil, request, err
+	}
+	defer mo.close()
+	var at []string
+	for n, lsn := range mo.at {
+		at, request.Sources[n].Snapshot = append(at, lsn.String()), mo.sources[n].ID
+	}
+	for n := range mo.shards {
+		request.Shards[n].Snapshot = mo.shards[n].ID
+	}
+	// Each source was looked at a moment of its own, so that of a table that an application writes on one after another they
+	// may differ now; the freeze, in which nobody writes, compares them.
+	request.OneSource, request.Limit = true, limit
+	if request.Place, err = m.placerThen(ctx, inv, mo); err != nil {
+		return nil, request, err
+	}
+	report, err := verify.Run(ctx, request)
+	if report != nil {
+		report.At = at
+	}
+	return report, request, err
+}
+
+// placerThen places rows by what the mapping tables were at a moment.
+func (m *Move) placerThen(ctx context.Context, inv *inventory, mo *moment) (verify.Placer, error) {
+	dest, err := m.destCatalog(ctx)
+	then := &momentAsker{shards: mo.shards, router: sink.Router{Lookups: lookup.New(m.LookupBytes)}}
+	return m.placing(inv, dest, &then.router, func(t *sink.Table) lookup.Asker { return then.of(t) }), err
+}
+
+// momentAsker translates keys as the mapping tables were at a moment.
+type momentAsker struct {
+	router sink.Router
+	shards []*copier.Snapshot
+	mu     sync.Mutex // guards the snapshots' sessions
+}
+
+func (a *momentAsker) of(t *sink.Table) lookup.Asker {
+	shards := a.shards[:1]
+	if t.AskAll {
+		shards = a.shards
+	}
+	return lookup.AskerFunc(func(ctx context.Context, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		total := make([]lookup.Answer, len(keys))
+		for _, s := range shards {
+			answers, err := lookup.Ask(ctx, s.Conn().PgConn(), q, keys)
+			if err != nil {
+				return nil, err
+			}
+			add(total, answers)
+		}
+		return total, nil
+	})
+}
+
+// conclude keeps what a comparison found, in memory and on the home.
+func (m *Move) conclude(ctx context.Context, report *verify.Report) error {
+	now := time.Now().UTC()
+	v := VerifyStatus{State: "clean", At: report.At, Finished: &now, Differences: report.Differences()}
+	for _, t := range report.Tables {
+		v.Rows += t.Rows
+	}
+	if !report.Clean() {
+		v.State = "different"
+		v.Tables = report.Unclean()
+	}
+	m.setVerified(v)
+	return m.setDetail(ctx, verifiedKey, v)
+}
+
+const verifiedKey = "verified"
+
+// lastVerified reads what the last comparison found, by whichever worker.
+func (m *Move) lastVerified(ctx context.Context) error {
+	v := VerifyStatus{State: "none"}
+	if err := m.detail(ctx, verifiedKey, &v); err != nil {
+		return err
+	}
+	m.setVerified(v)
+	return nil
+}
+
+// differenceOf is the error of a comparison that found something, nil where it found nothing.
+func differenceOf(report *verify.Report) error {
+	if report.Clean() {
+		return nil
+	}
+	var detail []string
+	for _, t := range report.Tables {
+		if t.State != verify.Clean {
+			detail = append(detail, fmt.Sprintf("%s: %s, %d missing, %d extra, %d different, %d doubled, %d misplaced",
+				t.Table, t.State, t.Missing, t.Extra, t.Different, t.Doubled, t.Misplaced))
+		}
+	}
+	e := &DifferenceError{Tables: report.Unclean(), Detail: strings.Join(detail, "; ")}
+	if onlySources(report) {
+		return fmt.Errorf("%w: %w", errSourcesApart, e)
+	}
+	return e
+}
+
+// mendedSince compares again, beside the writers, where the last comparison found differences: until it finds none nothing
+// is frozen.
+func (m *Move) mendedSince(ctx context.Context) error {
+	m.mu.Lock()
+	different := m.verified.State == "different"
+	m.mu.Unlock()
+	if !different || !m.MustVerify {
+		return nil
+	}
+	report, err := m.VerifyNow(ctx)
+	if err != nil {
+		return err
+	}
+	return differenceOf(report)
+}
