@@ -85,7 +85,8 @@ func (b Book) CopyServing(ctx context.Context, conn *pgx.Conn, s Serving) error 
 // has taken over; after any other error the outcome must be read.
 func (b Book) Switch(ctx context.Context, conn *pgx.Conn, from int, to Serving) error {
 	return b.write(ctx, conn, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `update pgreshard.serving set database = $2, version = $3, since = $4 where version = $1`,
+		tag, err := tx.Exec(ctx, `update pgreshard.serving set database = $2, version = $3,
+			since = greatest($4, since + interval '1 millisecond') where version = $1`, // whatever the clocks of two workers say
 			from, to.Database, to.Version, to.Since)
 		if err == nil && tag.RowsAffected() != 1 {
 			return ErrNotServing
