@@ -26,14 +26,16 @@ func (m *Move) open(ctx context.Context, inv *inventory) error {
 		}
 	}
 	return m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		// Of a shard that is open already, or was before its fence was taken away, the application may have changed triggers
+		// since; and opening takes the lock that writers hold.
+		state, err := readFence(ctx, conn)
+		if open := state.Until == 0 && state.Serving == int64(m.Destination.Layout); err != nil || open || !state.Installed {
+			return err
+		}
 		if err := m.setTriggers(ctx, n, conn, triggers); err != nil {
 			return err
 		}
-		err := m.fence(conn).open(ctx, int64(m.Destination.Layout))
-		if pg.Code(err) == undefinedFunction { // a worker that died in cleanUp had opened it and taken it away
-			return nil
-		}
-		return err
+		return m.fence(conn).open(ctx, int64(m.Destination.Layout))
 	})
 }
 
@@ -72,11 +74,17 @@ func (m *Move) setTriggers(ctx context.Context, shard int, conn *pgx.Conn, want 
 	return SetTriggerStates(ctx, conn, want)
 }
 
-const undefinedFunction = "42883"
+// settledKey is under what is kept that what follows the switch is done: what the application changes of the shards later
+// is not changed back by the next worker.
+const settledKey = "settled"
 
 // settleSwitch does what follows the switch once the shards are open: everything here rolls forward and may be repeated.
 // Copies of the record, the sources' refusals name the new layout, and foreign keys are validated.
 func (m *Move) settleSwitch(ctx context.Context, inv *inventory) error {
+	var settled bool
+	if err := m.detail(ctx, settledKey, &settled); err != nil || settled {
+		return err
+	}
 	if err := m.afterSwitch(ctx); err != nil {
 		return err
 	}
@@ -91,7 +99,7 @@ func (m *Move) settleSwitch(ctx context.Context, inv *inventory) error {
 	if err != nil {
 		return err
 	}
-	return atOnce(ctx, len(m.Destination.Shards), func(ctx context.Context, n int) error {
+	err = atOnce(ctx, len(m.Destination.Shards), func(ctx context.Context, n int) error {
 		// On a session of its own: it may take long, and the home is asked for other things meanwhile.
 		return m.on(ctx, m.Destination.Shards[n], pg.Writer, func(conn *pgx.Conn) error {
 			if err := AddForeignKeys(ctx, conn, keys); err != nil {
@@ -104,6 +112,10 @@ func (m *Move) settleSwitch(ctx context.Context, inv *inventory) error {
 			return err
 		})
 	})
+	if err != nil {
+		return err
+	}
+	return m.setDetail(ctx, settledKey, true)
 }
 
 // copyRecord writes on every node what the arbiter decided.
