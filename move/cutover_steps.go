@@ -34,7 +34,7 @@ func (c *cutover) check(ctx context.Context) error {
 		if err != nil || len(all) == 0 {
 			return err
 		}
-		return fmt.Errorf("source %d: %w: %s", n, errWritersInFlight, all[0])
+		return fmt.Errorf("%s: %w: %s", c.sourceWords(n), errWritersInFlight, all[0])
 	})
 	if err != nil {
 		return err
