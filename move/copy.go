@@ -261,7 +261,7 @@ func (c *sourceCopy) makeSlot(ctx context.Context, shard pg.Shard) (*replicator.
 }
 
 func (c *sourceCopy) rememberSlot(ctx context.Context, ours bool) error {
-	return c.home(ctx, func(conn *pgx.Conn) error { return c.book.SetDetail(ctx, conn, slotKey(c.n), ours) })
+	return c.setDetail(ctx, slotKey(c.n), ours)
 }
 
 // decidePages remembers on the home, before the first chunk, how large each leaf's chunks are: marks name chunks by
@@ -279,7 +279,7 @@ func (c *sourceCopy) decidePages(ctx context.Context) error {
 			c.pages[leaf.OID] = copier.ChunkPages(leaf, c.CopyWorkers)
 		}
 	}
-	return c.home(ctx, func(conn *pgx.Conn) error { return c.book.SetDetail(ctx, conn, key, c.pages) })
+	return c.setDetail(ctx, key, c.pages)
 }
 
 // job is one root's part of the copy.

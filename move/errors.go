@@ -44,9 +44,13 @@ func (e *DifferenceError) Error() string {
 type UndoneError struct {
 	Step string
 	Err  error
+	Back bool // it was a rollback: the new layout serves writes again
 }
 
 func (e *UndoneError) Error() string {
+	if e.Back {
+		return fmt.Sprintf("the rollback was undone at step %s, the new layout serves writes again: %v", e.Step, e.Err)
+	}
 	return fmt.Sprintf("the cutover was undone at step %s, the source serves writes again: %v", e.Step, e.Err)
 }
 

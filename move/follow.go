@@ -29,6 +29,7 @@ type follower struct {
 	reader    atomic.Pointer[replicator.Stream] // of the present run
 	waits     atomic.Bool                       // for other streams to bring a mapping
 	behind    lagMeter
+	waited    pg.LSN // commit of the transaction that last waited for the other streams
 }
 
 // newFollowers readies every source's stream: how each table is written, and what a resumed copy left it to know.
@@ -99,6 +100,10 @@ func (m *Move) isOf(ctx context.Context, source int, from *moved, t *sink.Table,
 	}
 	of := *t
 	of.Rule, of.RuleKey, of.Query = rule, t.SourceKey, from.query
+	if from.sourceQuery != nil { // nothing tells when its answers change
+		of.Query = from.sourceQuery
+		m.router.Lookups.Forget(of.Query)
+	}
 	shard, err := m.router.Place(ctx, &of, key, destAsker{m, t})
 	return int(shard) == source, err
 }
@@ -165,7 +170,7 @@ func (f *follower) run(ctx context.Context) error {
 		return cmp.Or(<-read, errStreamEnded) // there are no more blocks: the reader says why
 	})
 	g.Go(func() error { return f.watch(ctx) })
-	return f.move.slotError(whole, f.source, at, g.Wait())
+	return f.afterOthers(whole, f.move.slotError(whole, f.source, at, g.Wait()))
 }
 
 // errStreamEnded is of a reader that ended without saying why.

@@ -75,7 +75,11 @@ func (m *Move) plan(ctx context.Context, o PlanOptions) (*planner, *inventory, e
 	if ctx.Err() != nil {
 		return p, nil, ctx.Err()
 	}
-	if state := p.plan.State; state != StateSwitched && state != StateCompleted { // else the record is this move's own
+	if p.Reverse && len(p.Source.Shards) > 1 {
+		p.problem("", "after the switch several sources cannot follow yet ([cutover] reverse = true)",
+			"write reverse = false in [cutover]; the move then cannot be rolled back after the switch")
+	}
+	if !p.switched() { // else the record is this move's own
 		p.plan.Problems = append(p.plan.Problems, p.serving...)
 	}
 	if sources {
@@ -84,6 +88,15 @@ func (m *Move) plan(ctx context.Context, o PlanOptions) (*planner, *inventory, e
 		return p, inv, err
 	}
 	return p, nil, nil
+}
+
+// switched says that the new layout serves by this move, or did.
+func (p *planner) switched() bool {
+	switch p.plan.State {
+	case StateSwitched, StateRollingBack, StateCompleted:
+		return true
+	}
+	return false
 }
 
 type planner struct {
@@ -130,6 +143,9 @@ func (p *planner) node(conn *pgx.Conn, side string, n int, shard pg.Shard) {
 	sessions := 4
 	if side == "source" {
 		sessions += p.CopyWorkers + 2
+		if p.Reverse { // a stream of each shard writes there, and another session looks at its standbys
+			sessions = max(sessions, 6+2*len(p.Destination.Shards))
+		}
 	} else {
 		sessions += (p.CopyWorkers + 1) * len(p.Source.Shards)
 	}

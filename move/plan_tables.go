@@ -41,6 +41,7 @@ func (p *planner) checkTables(ctx context.Context) (*inventory, error) {
 		}
 	}
 	p.checkHazards(ctx, inv)
+	p.checkReverse(inv)
 	if !p.CreateSchema {
 		p.checkExisting(ctx, inv)
 	}
@@ -52,6 +53,15 @@ func (p *planner) checkTables(ctx context.Context) (*inventory, error) {
 	}
 	p.noteUnknown(inv)
 	return inv, errors.Join(p.noteMappings(ctx, inv), p.notMoved(ctx, inv), p.noteUniques(ctx, inv), p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
+}
+
+// checkReverse: an omnisharded table is followed back from the first shard alone.
+func (p *planner) checkReverse(inv *inventory) {
+	sharded := slices.ContainsFunc(inv.tables, func(t *moved) bool { return !t.rule.Omni })
+	if p.Reverse && !sharded && len(p.Destination.Shards) > 1 && len(inv.tables) > 0 {
+		p.problem("", "every table is omnisharded, so that the old layout could follow the first shard alone ([cutover] reverse = true)",
+			"write reverse = false in [cutover]; the move then cannot be rolled back after the switch")
+	}
 }
 
 // noteUnknown names what [[omnisharded_tables]] lists and the source has not.
@@ -220,6 +230,12 @@ func (p *planner) checkExisting(ctx context.Context, inv *inventory) {
 				}
 				for _, what := range CompareTables(inv.sources[0].Table(t.name), into) {
 					p.problem(where, fmt.Sprintf("table %s differs: %s", t.name, what), "make it like the source's")
+				}
+				for _, leaf := range catalog.Leaves(into) {
+					if p.Reverse && len(leaf.Logged) == 0 {
+						p.problem(where, fmt.Sprintf("%s has no replica identity, so that it cannot be followed back after the switch", leaf.Name),
+							"alter table "+leaf.Name.SQL()+" replica identity full, or set [cutover] reverse = false")
+					}
 				}
 				var rows bool
 				err := conn.QueryRow(ctx, "select exists (select from "+t.name.SQL()+")").Scan(&rows)

@@ -51,9 +51,7 @@ func (m *Move) followTogether(ctx context.Context, followers []*follower) error 
 }
 
 func (m *Move) recordTurn(ctx context.Context, turn any) error {
-	return m.retry(ctx, func(ctx context.Context) error {
-		return m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetDetail(ctx, conn, turnRecorded, turn) })
-	})
+	return m.retry(ctx, func(ctx context.Context) error { return m.setDetail(ctx, turnRecorded, turn) })
 }
 
 // followInTurn follows each source alone, as far as that was begun.

@@ -31,6 +31,7 @@ type moved struct {
 	rule        *layout.Rule
 	sourceRule  *layout.Rule  // where the sources have it; nil with one source
 	query       *lookup.Query // nil without lookup
+	sourceQuery *lookup.Query // the source layout's, where only that one translates: on the way back to one source
 	reads       []pg.Name     // the tables query reads
 	asked       bool          // one of those is sharded: every shard is asked
 	guard       []string      // columns of this table that some lookup reads
@@ -117,12 +118,15 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 		}
 		mt := &moved{name: t.Name, rule: rule}
 		if rule.Lookup != "" {
-			mt.query = &lookup.Query{ID: rule.ID, Name: fmt.Sprintf("%s.%s.%s", m.Destination.Database, t.Name, rule.Columns[0]),
-				SQL: rule.Lookup, Attempts: m.LookupAttempts, Timeout: m.LookupTimeout}
+			mt.query = m.lookupQuery(t.Name, rule)
 		}
 		if inv.sourceLayout != nil {
 			mt.sourceRule = inv.sourceLayout.Rule(t.Name)
-			problems = append(problems, sameLookup(mt)...)
+			if m.forward != nil && mt.sourceRule != nil && mt.sourceRule.Lookup != "" && rule.Lookup == "" {
+				mt.sourceQuery = m.lookupQuery(t.Name, mt.sourceRule)
+			} else {
+				problems = append(problems, sameLookup(mt)...)
+			}
 		}
 		inv.tables = append(inv.tables, mt)
 		inv.byName[t.Name] = mt
@@ -136,6 +140,11 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 		return &PlanError{problems}
 	}
 	return inv.readLookups(ctx, m)
+}
+
+func (m *Move) lookupQuery(table pg.Name, rule *layout.Rule) *lookup.Query {
+	return &lookup.Query{ID: rule.ID, Name: fmt.Sprintf("%s.%s.%s", m.Destination.Database, table, rule.Columns[0]),
+		SQL: rule.Lookup, Attempts: m.LookupAttempts, Timeout: m.LookupTimeout}
 }
 
 // sameLookup: which source a row is of is told by the destination's translation of its key.

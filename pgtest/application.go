@@ -18,7 +18,7 @@ import (
 )
 
 // Application is the workload's application while its database is moved: it writes to the sources, and to the shards
-// from the moment the layout record of the first of them says that the second layout serves. In that layout users and
+// as long as the layout record of the first of them says that the second layout serves. In that layout users and
 // documents live with their tenant's parent, items with their order's tenant, all else by its own key.
 type Application struct {
 	Sources, Shards []*DB
@@ -86,17 +86,20 @@ func (a *Application) all(context.Context) (urls []string, err error) {
 // and writes nowhere.
 func (a *Application) Stay(on bool) { a.stays.Store(on) }
 
-// follow looks at the layout record until the second layout serves. The server that holds it may be down meanwhile.
+// follow looks at the layout record, all the time. The server that holds it may be down meanwhile.
 func (a *Application) follow(ctx context.Context) {
 	var conn *pgx.Conn
 	defer func() { pg.Close(conn) }()
-	for ctx.Err() == nil && !a.moved() {
+	for ctx.Err() == nil {
 		if conn == nil || conn.IsClosed() {
 			conn, _ = pgx.Connect(ctx, a.Shards[0].URL()) // asked again below
 		}
 		var version int64
 		if conn != nil && !a.stays.Load() && conn.QueryRow(ctx, `select version from pgreshard.serving`).Scan(&version) == nil {
 			a.serving.Store(version)
+		}
+		if a.moved() { // there is time to notice a rollback
+			sleep(ctx, 8*time.Millisecond)
 		}
 		sleep(ctx, 2*time.Millisecond)
 	}

@@ -15,7 +15,7 @@ func notBuilt(what string) error {
 // laterCommands answer with notBuilt and stand in no help.
 func (a *app) laterCommands() []*cobra.Command {
 	var list []*cobra.Command
-	for _, name := range []string{"serve", "check", "rollback"} {
+	for _, name := range []string{"serve", "check"} {
 		list = append(list, &cobra.Command{
 			Use: name, Hidden: true, DisableFlagParsing: true,
 			RunE: func(*cobra.Command, []string) error { return notBuilt("pgreshard " + name) },
@@ -59,7 +59,6 @@ func (c *Config) unbuilt(heeded ...string) error {
 		key  string
 		hint string
 	}{
-		{c.Cutover.Reverse, "cutover.reverse", "true is the default: write reverse = false; the move then cannot be rolled back after the switch"},
 		{c.CDC.Enabled || !c.CDC.Snapshot, "cdc", "take the section out"},
 		{c.NATS.URL != "" || c.NATS.Embedded || c.NATS.StoreDir != "", "nats", "take the section out"},
 		{c.Source.replicated() || c.Destination.replicated(), "replicas", "take them out: nothing reads there yet"},
