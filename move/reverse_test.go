@@ -88,31 +88,6 @@ func reverseRig(t *testing.T, m, n int) *rig {
 	return r
 }
 
-func TestTheOldLayoutFollowsTheNewOneUntilTheMoveIsCompleted(t *testing.T) {
-	t.Parallel()
-	r := reverseRig(t, 1, 3)
-	stop := r.write()
-	k := r.keep()
-	if err := r.load.Committed(t.Context(), 300); err != nil {
-		t.Fatal(err)
-	}
-	stop()
-	k.level()
-	r.compare()
-	if err := k.CompleteNow(t.Context(), false); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-k.done; err != nil {
-		t.Fatal(err)
-	}
-	if err := r.load.Ledger().Check(t.Context(), r.conns(r.shards)...); err != nil {
-		t.Error(err)
-	}
-	r.compare()
-	r.nothingLeft(true, r.sources...)
-	r.nothingLeft(false, r.shards...)
-}
-
 // serving fails unless every node says that this layout serves, and writes pass there and nowhere else.
 func (r *rig) serving(version int) {
 	r.t.Helper()
