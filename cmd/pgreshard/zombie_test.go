@@ -30,7 +30,7 @@ var zombies = []struct {
 func TestAWorkerThatWasSuspendedWakesToNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2, pgtest.WorkloadOptions{Writers: 4, Rate: 50, Lookups: true, KeyChanges: true, NewTenants: true},
-		"[cutover]\nreverse = false\n[copy]\nworkers = 2\n")
+		"[cutover]\nreverse = false\nmax_freeze = \"60s\"\n[copy]\nworkers = 2\n") // its successor stands in a freeze while it wakes
 	var all []*gates
 	for _, db := range r.shards {
 		all = append(all, newGates(t, db))
