@@ -159,6 +159,8 @@ func (m *Move) superseded(ctx context.Context) bool {
 	return errors.Is(err, checkpoints.ErrSuperseded)
 }
 
+const undefinedSchema = "3F000"
+
 // beat keeps the lease until ctx ends or another worker has it. A home that cannot be reached is no reason to stop:
 // every write is checked against the epoch anyway.
 func (m *Move) beat(ctx context.Context) error {
@@ -176,7 +178,8 @@ func (m *Move) beat(ctx context.Context) error {
 				}
 			}
 		})
-		if errors.Is(err, checkpoints.ErrSuperseded) {
+		// A cancel drops the bookkeeping last: that it is gone must not end what drops it. Whoever else needs it is told so.
+		if errors.Is(err, checkpoints.ErrSuperseded) && pg.Code(err) != undefinedSchema {
 			return err
 		}
 	}
