@@ -246,7 +246,10 @@ func TestARollbackCarriesWhatAnApplicationDoesOnTheNewLayout(t *testing.T) {
 
 func TestASlotOfTheWayBackThatKeepsTooMuchEndsTheWayBackAlone(t *testing.T) {
 	t.Parallel()
-	s := newSmallMove(t, 2, "id", budgetSchema)
+	own := pgtest.Start(t, pgtest.Options{}) // what other tests write on a server its slots keep too
+	source := pgtest.Shared(t).Database(t)
+	source.Exec(t, budgetSchema)
+	s := smallMoveOf(t, source, []*pgtest.DB{own.Database(t), own.Database(t)}, "id")
 	s.config.Reverse = true
 	ctx, stop := context.WithCancel(t.Context())
 	k := s.keepUntil(ctx)
