@@ -18,9 +18,6 @@ func (m *Move) streamAndCutOver(ctx context.Context, o MigrateOptions) error {
 	if err := m.endPaused(ctx); err != nil {
 		return err
 	}
-	if err := m.dropReverse(ctx); err != nil { // of a cutover that was not made
-		return err
-	}
 	for {
 		inv, e, err := m.readSources(ctx)
 		if err == nil {
@@ -49,7 +46,9 @@ func (m *Move) followAndCutOver(ctx context.Context, inv *inventory, e *evolutio
 	following, stop := context.WithCancel(ctx)
 	defer stop()
 	g, following := errgroup.WithContext(following)
-	g.Go(func() error { return m.followAll(following, followers) })
+	for _, f := range followers {
+		g.Go(func() error { return m.retry(following, f.run) })
+	}
 	g.Go(func() error {
 		defer stop()
 		return m.conduct(following, inv, e, followers, o)
@@ -65,7 +64,6 @@ func (m *Move) forgetFollowers() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.followers = nil
-	m.router.Lookups.Clear() // of what was learnt from transactions that are to come again
 }
 
 // conduct arms the sources, waits until they are followed closely, and makes the cutover when it is time.
@@ -110,7 +108,7 @@ func (c *cutover) try(ctx context.Context) error {
 	for _, s := range c.recipe() {
 		switch {
 		case s.name == "freeze":
-			if err := c.enter(ctx, c.switching()); err != nil {
+			if err := c.enter(ctx, StateCuttingOver); err != nil {
 				return err
 			}
 			c.still.Lock()
@@ -156,7 +154,9 @@ func (m *Move) readServing(ctx context.Context) (version int, err error) {
 }
 
 func (m *Move) setServing(version int) {
-	m.bothWays(func(m *Move) { m.serving = version })
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.serving = version
 }
 
 func (m *Move) servingVersion() int {
@@ -170,5 +170,5 @@ func (m *Move) setFreeze(d time.Duration) {
 	defer m.mu.Unlock()
 	seconds := d.Seconds()
 	m.cutover.FreezeSeconds = &seconds
-	m.log.Info("switched", "layout", m.Destination.Layout, "freeze_seconds", seconds)
+	m.log.Info("the new layout serves", "freeze_seconds", seconds)
 }

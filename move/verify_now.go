@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"pgreshard/copier"
 	"pgreshard/lookup"
 	"pgreshard/sink"
@@ -25,8 +27,8 @@ func (m *Move) VerifyNow(ctx context.Context) (*verify.Report, error) {
 
 // verifyNow also says how each table was compared. At most limit rows of a table are named, 0: verify's own bound.
 func (m *Move) verifyNow(ctx context.Context, limit int) (*verify.Report, verify.Request, error) {
-	if state := m.currentState(); state != m.steady() {
-		return nil, verify.Request{}, &NotReadyError{Because: []string{"the move is " + state + ", and can be compared beside writers while it is " + m.steady()}}
+	if state := m.currentState(); state != StateStreaming {
+		return nil, verify.Request{}, &NotReadyError{[]string{"the move is " + state + ", and can be compared beside writers while it is " + StateStreaming}}
 	}
 	was := m.setVerified(VerifyStatus{State: "running"})
 	report, request, err := m.compareAtAMoment(ctx, limit)
@@ -117,7 +119,7 @@ func (m *Move) conclude(ctx context.Context, report *verify.Report) error {
 		v.Tables = report.Unclean()
 	}
 	m.setVerified(v)
-	return m.setDetail(ctx, verifiedKey, v)
+	return m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetDetail(ctx, conn, verifiedKey, v) })
 }
 
 const verifiedKey = "verified"
