@@ -154,3 +154,13 @@ func preparedOn(conn *pgconn.PgConn) *statements {
 	}
 	return s
 }
+
+// AddUp adds one shard's answers to those of others: a sharded mapping answers from exactly one.
+func AddUp(total, answers []Answer) {
+	for i, answer := range answers {
+		if answer.Rows > 0 {
+			answer.Rows += total[i].Rows
+			total[i] = answer
+		}
+	}
+}

@@ -144,7 +144,7 @@ func (m *Move) note(ctx context.Context, step, phase string) error {
 
 // beforeFreeze runs the hook that comes before all attempts.
 func (c *cutover) beforeFreeze(ctx context.Context) error {
-	until := time.Now().Add(c.Hooks.Timeout + time.Duration(c.Attempts)*c.LockTimeout + c.MaxFreeze)
+	until := time.Now().Add(time.Duration(c.Attempts)*c.LockTimeout + c.MaxFreeze)
 	err := c.hook(ctx, hookBefore, c.Hooks.BeforeFreeze, until)
 	if err != nil {
 		return &UndoneError{Step: hookBefore, Err: errors.Join(err, c.afterUndo(ctx))}

@@ -120,7 +120,7 @@ func TestHooksStandAroundACutover(t *testing.T) {
 		t.Errorf("status says of the hooks %+v", h)
 	}
 	_, calls := hookCalls(t, log)
-	if until := calls[0].deadline; until.Before(now.Add(s.config.MaxFreeze)) || until.After(time.Now().Add(s.config.Hooks.Timeout+s.config.MaxFreeze+time.Duration(s.config.Attempts)*s.config.LockTimeout+time.Second)) {
+	if until := calls[0].deadline; until.Before(now.Add(s.config.MaxFreeze)) || until.After(time.Now().Add(s.config.MaxFreeze+time.Duration(s.config.Attempts)*s.config.LockTimeout+time.Second)) {
 		t.Errorf("the hook before the freeze was told to hold until %s, %s from now", until, time.Until(until))
 	}
 	expect("a hook that fails after the switch", "before_freeze", "after_switch")

@@ -32,23 +32,13 @@ func (a destAsker) Ask(ctx context.Context, q *lookup.Query, keys [][]byte) ([]l
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		add(total, answers)
+		lookup.AddUp(total, answers)
 		return nil
 	}
 	if a.table.AskAll {
 		return total, a.move.dests(ctx, ask)
 	}
 	return total, a.move.dest(ctx, 0, func(conn *pgx.Conn) error { return ask(ctx, 0, conn) })
-}
-
-// add adds a shard's answers to those of others.
-func add(total, answers []lookup.Answer) {
-	for i, answer := range answers {
-		if answer.Rows > 0 {
-			answer.Rows += total[i].Rows
-			total[i] = answer
-		}
-	}
 }
 
 // placer places rows again for verify, by the same router as copy and stream.

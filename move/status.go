@@ -121,7 +121,7 @@ type LookupStatus struct {
 
 // VerifyStatus is the outcome of the last verification. At holds one source position a shard of the source.
 type VerifyStatus struct {
-	State       string     `json:"state"` // none, running, clean, different or failed
+	State       string     `json:"state"` // none, running, clean or different
 	At          []string   `json:"at"`
 	Finished    *time.Time `json:"finished"`
 	Differences int64      `json:"differences"`

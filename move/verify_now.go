@@ -101,7 +101,7 @@ func (a *momentAsker) of(t *sink.Table) lookup.Asker {
 			if err != nil {
 				return nil, err
 			}
-			add(total, answers)
+			lookup.AddUp(total, answers)
 		}
 		return total, nil
 	})

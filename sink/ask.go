@@ -37,12 +37,7 @@ func (r *router) ask(ctx context.Context, t *Table, q *lookup.Query, keys [][]by
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		for i, answer := range answers {
-			if answer.Rows > 0 {
-				answer.Rows += total[i].Rows
-				total[i] = answer
-			}
-		}
+		lookup.AddUp(total, answers)
 		return nil
 	})
 	return total, err

@@ -78,17 +78,22 @@ func (r *router) call(ctx context.Context, shards []int, fn func(ctx context.Con
 			return err
 		}
 	}
-	done := make(chan error, len(shards))
+	return r.answers(ctx, shards, unit{call: fn})
+}
+
+// answers gives shards a unit and waits until all of them have answered it.
+func (r *router) answers(ctx context.Context, shards []int, u unit) error {
+	u.done = make(chan error, len(shards))
 	for _, shard := range shards {
 		select {
-		case r.appliers[shard].queue <- unit{call: fn, done: done}:
+		case r.appliers[shard].queue <- u:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 	for range shards {
 		select {
-		case err := <-done:
+		case err := <-u.done:
 			if err != nil {
 				return err
 			}

@@ -101,28 +101,12 @@ func (r *router) endPause() {
 
 // commitAll makes every shard commit what it was given, up to the last boundary.
 func (r *router) commitAll(ctx context.Context) error {
-	done := make(chan error, len(r.units))
 	for shard := range r.units {
 		if err := r.push(ctx, shard, r.seq); err != nil {
 			return err
 		}
-		select {
-		case r.appliers[shard].queue <- unit{commits: true, done: done}:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
 	}
-	for range r.units {
-		select {
-		case err := <-done:
-			if err != nil {
-				return err
-			}
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
+	return r.answers(ctx, r.all, unit{commits: true})
 }
 
 // commitNow commits what was taken, at a boundary.
