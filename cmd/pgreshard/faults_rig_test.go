@@ -89,6 +89,7 @@ type struck struct {
 	set    *machineSet
 	gates  [3]*gates // of a shard on each machine; nil: there is none
 	worker *process  // nil before the first
+	since  time.Time // when it was started
 	last   cell
 	next   cell            // whose gate was shut last
 	ended  int             // workers, since the last strike
@@ -244,7 +245,7 @@ func (s *struck) running() *process {
 			s.test.Fatalf("the worker ended with %d, number %d after %s:\n%s", p.code, s.ended, s.last, said)
 		}
 	}
-	s.worker = s.start(s.args...)
+	s.worker, s.since = s.start(s.args...), time.Now()
 	return s.worker
 }
 

@@ -146,6 +146,9 @@ func (s *struck) strikeAt(r *rand.Rand, phase string, struck map[string]int) {
 	rule, link := rules[phase][on], s.set[on].link
 	rule.Do = pgtest.Stall
 	c := s.draw(r, map[string]int{"copy": 0, "stream": 2}[phase])
+	if phase == "stream" { // and not on the way to it: there the worker ends at what it heals from later
+		s.await("the streams", func() bool { s.running(); return s.carried() })
+	}
 	at := link.Add(rule)
 	reached := func() bool {
 		select {
@@ -166,6 +169,18 @@ func (s *struck) strikeAt(r *rand.Rand, phase string, struck map[string]int) {
 	s.resume = nil
 	struck[phase]++
 	s.test.Logf("%s, %s", c, s.fate())
+}
+
+// carried says whether this worker reads every source's stream.
+func (s *struck) carried() bool {
+	s.test.Helper()
+	for _, db := range s.sources {
+		if len(db.Query(s.test, `select 1 from pg_replication_slots r join pg_stat_activity a on a.pid = r.active_pid
+			where r.database = current_database() and a.backend_start > $1`, s.since)) == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // level waits until the shards have what the sources have now.
