@@ -18,7 +18,7 @@ PARALLEL    ?= 2
 # bench: copy, catchup or all. Its sizes are in docs/performance.md.
 BENCH       ?= all
 
-.PHONY: build demo test test-versions property model leaders race bench memory faults torture fuzz lint setup clean
+.PHONY: build demo test test-versions property remap model leaders race bench memory faults torture fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -47,6 +47,9 @@ test-versions: setup    ## those suites on 14, 15, 16, 17, 18, and from 14 to 18
 
 property: setup         ## random tables and transactions through whole moves, SEEDS of them
 	$(WITH_GO) PROPERTY_SEEDS=$(SEEDS) go test -v -count 1 -timeout 180m -run '^TestRandomSchemasArriveWhole$$' $(TEST_FLAGS) ./move
+
+remap: setup            ## mappings that change at random, from one source and from two, SEEDS of each (REMAP_SEED runs one again)
+	$(WITH_GO) REMAP_SEEDS=$(SEEDS) go test -v -count 1 -timeout 300m -parallel 2 -run '^TestRandomMappingsAreFollowed$$' $(TEST_FLAGS) ./move
 
 leaders: setup          ## random changes of a shard's leader, LEADERS times 300 of them
 	$(WITH_GO) LEADER_SEEDS=$(LEADERS) go test -v -count 1 -timeout 60m -run '^TestNothingIsOpenedWhereTheShardDoesNotLead$$' $(TEST_FLAGS) ./pg

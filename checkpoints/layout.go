@@ -51,6 +51,10 @@ func PutLayout(ctx context.Context, conn *pgx.Conn, database string, version int
 
 // Layout reads a layout's record; nil where the node has none.
 func Layout(ctx context.Context, q pg.Querier, database string, version int) (json.RawMessage, error) {
+	var there bool
+	if err := q.QueryRow(ctx, `select to_regclass('pgreshard.layout') is not null`).Scan(&there); err != nil || !there {
+		return nil, err
+	}
 	var record json.RawMessage
 	err := q.QueryRow(ctx, `select record from pgreshard.layout where database = $1 and version = $2`, database, version).Scan(&record)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -59,8 +63,7 @@ func Layout(ctx context.Context, q pg.Querier, database string, version int) (js
 	return record, err
 }
 
-// Serve writes the serving version on a node: the first record, or a copy of what the arbiter decided. The record
-// never goes back by it.
+// Serve writes on a node, before a move begins, which layout serves. The record never goes back by it.
 func Serve(ctx context.Context, conn *pgx.Conn, s Serving) error {
 	_, err := conn.Exec(ctx, `insert into pgreshard.serving as s (database, version, since) values ($1, $2, $3)
 		on conflict (single) do update set database = excluded.database, version = excluded.version, since = excluded.since
@@ -71,12 +74,23 @@ func Serve(ctx context.Context, conn *pgx.Conn, s Serving) error {
 	return nil
 }
 
+// CopyServing writes on a node what the arbiter decided, which after a rollback is an older version.
+func (b Book) CopyServing(ctx context.Context, conn *pgx.Conn, s Serving) error {
+	return b.write(ctx, conn, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `insert into pgreshard.serving (database, version, since) values ($1, $2, $3)
+			on conflict (single) do update set database = excluded.database, version = excluded.version, since = excluded.since`,
+			s.Database, s.Version, s.Since)
+		return err
+	})
+}
+
 // Switch is the one write that makes another layout the serving one: the arbiter's record goes from version from to
 // version to, under the epoch, synchronously. ErrNotServing where it is not at from; ErrSuperseded where another worker
 // has taken over; after any other error the outcome must be read.
 func (b Book) Switch(ctx context.Context, conn *pgx.Conn, from int, to Serving) error {
 	return b.write(ctx, conn, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `update pgreshard.serving set database = $2, version = $3, since = $4 where version = $1`,
+		tag, err := tx.Exec(ctx, `update pgreshard.serving set database = $2, version = $3,
+			since = greatest($4, since + interval '1 millisecond') where version = $1`, // whatever the clocks of two workers say
 			from, to.Database, to.Version, to.Since)
 		if err == nil && tag.RowsAffected() != 1 {
 			return ErrNotServing

@@ -67,7 +67,7 @@ func (s Stream) Position(ctx context.Context, q pg.Querier) (at pg.LSN, ok bool,
 
 // Forget drops everything a shard remembers of a stream whose copy begins anew: no row of it was ever committed there.
 func (s Stream) Forget(ctx context.Context, conn *pgx.Conn) error {
-	for _, table := range []string{"checkpoint", "chunk", "resumed", "outbox"} {
+	for _, table := range []string{"checkpoint", "chunk", "resumed", "outbox", "unmapped"} {
 		if _, err := conn.Exec(ctx, "delete from pgreshard."+table+" where move = $1 and source = $2", s.Move, s.Source); err != nil {
 			return fmt.Errorf("forget the %ss of source %d: %w", table, s.Source, err)
 		}

@@ -12,7 +12,7 @@ import (
 
 // SchemaVersion is the version of the tables below. A newer program takes an older schema over, an older program
 // refuses a newer one.
-const SchemaVersion = 1
+const SchemaVersion = 2
 
 // ErrNewerSchema means that a newer pgreshard made the bookkeeping of this database; run that version.
 var ErrNewerSchema = errors.New("the bookkeeping in schema pgreshard was made by a newer pgreshard; hint: run that version")
@@ -42,6 +42,10 @@ create table if not exists pgreshard.outbox (
   move text, source int, commit_lsn pg_lsn, n bigint, tbl text not null, image text[] not null,
   primary key (move, source, commit_lsn, n));
 alter table pgreshard.outbox add column if not exists columns text[] not null default '{}';
+create table if not exists pgreshard.unmapped (
+  move text not null, source int not null, commit_lsn pg_lsn not null, tbl text not null, key text, placed boolean not null default false, value text,
+  mapped_by int, mapped_lsn pg_lsn);
+create index if not exists unmapped_at on pgreshard.unmapped (move, source, commit_lsn);
 create table if not exists pgreshard.layout (
   database text, version int, record jsonb not null, primary key (database, version));
 create table if not exists pgreshard.serving (
@@ -98,13 +102,19 @@ func Install(ctx context.Context, conn *pgx.Conn) error {
 		if err := RefuseForeign(ctx, tx); err != nil {
 			return err
 		}
-		if err := refuseNewer(ctx, tx); err != nil {
+		version, err := installedVersion(ctx, tx)
+		switch {
+		case err != nil:
 			return err
+		case version > SchemaVersion:
+			return ErrNewerSchema
+		case version == SchemaVersion: // making it again would wait for who writes these tables: a worker that is suspended, and to be taken over from
+			return nil
 		}
 		if _, err := tx.Exec(ctx, schemaDDL); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `insert into pgreshard.version (version) values ($1)
+		_, err = tx.Exec(ctx, `insert into pgreshard.version (version) values ($1)
 			on conflict (single) do update set version = excluded.version`, SchemaVersion)
 		return err
 	})
@@ -124,18 +134,15 @@ func RefuseForeign(ctx context.Context, q pg.Querier) error {
 	return err
 }
 
-func refuseNewer(ctx context.Context, tx pgx.Tx) error {
+// installedVersion is 0 where there is none.
+func installedVersion(ctx context.Context, tx pgx.Tx) (version int, err error) {
 	var there bool
 	if err := tx.QueryRow(ctx, `select to_regclass('pgreshard.version') is not null`).Scan(&there); err != nil || !there {
-		return err
+		return 0, err
 	}
-	var version int
-	err := tx.QueryRow(ctx, `select version from pgreshard.version`).Scan(&version)
+	err = tx.QueryRow(ctx, `select version from pgreshard.version`).Scan(&version)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil
+		return 0, nil
 	}
-	if err == nil && version > SchemaVersion {
-		return ErrNewerSchema
-	}
-	return err
+	return version, err
 }

@@ -11,6 +11,7 @@ func (c *compiler) checkRules() {
 	if c.spec.Shards < 1 {
 		c.problems.add("", "the layout has no shards", "give at least one [[destination.shards]] (or [[source.shards]]) entry")
 	}
+	c.checkWeights()
 	if e := strings.ToUpper(c.spec.Encoding); e != "" && e != "UTF8" && e != "UTF-8" {
 		c.problems.add("", "the destination's encoding is "+c.spec.Encoding+": text keys are hashed in UTF8 only", "make the destination databases with encoding UTF8")
 	}
@@ -31,6 +32,24 @@ func (c *compiler) checkRules() {
 		}
 	}
 }
+
+// checkWeights: a shard's weight is its part of the slots, and nothing else divides by it.
+func (c *compiler) checkWeights() {
+	if len(c.spec.Weights) == 0 {
+		return
+	}
+	if len(c.spec.Weights) != c.spec.Shards || slices.ContainsFunc(c.spec.Weights, func(w int) bool { return w < 1 || w > mostWeight }) {
+		c.problems.add("", fmt.Sprintf("a shard's weight is not a number from 1 to %d", mostWeight), "weight = 2 gives a shard twice the slots of one with weight = 1")
+	}
+	if !slices.ContainsFunc(c.spec.Tables, func(t ShardedTable) bool { return t.Placement == PlacementSlots }) {
+		c.problems.add("", "shards have weights, and no rule has placement = \"slots\"", "add placement = \"slots\" to the rules, or take weight out of the shards")
+	}
+}
+
+const (
+	mostWeight = 1000
+	mostSlots  = 1 << 20
+)
 
 func (c *compiler) checkSharded(t ShardedTable) {
 	refuse := func(what, hint string) { c.problems.add("", t.label()+": "+what, hint) }
@@ -70,12 +89,11 @@ func (c *compiler) checkSharded(t ShardedTable) {
 }
 
 func (c *compiler) checkSlots(t ShardedTable, refuse func(what, hint string)) {
-	const most = 1 << 20
 	switch {
 	case t.Placement != PlacementSlots && t.Slots != 0:
 		refuse("slots is given without placement = \"slots\"", "add placement = \"slots\" or take slots away")
-	case t.Placement == PlacementSlots && (t.Slots < 0 || t.Slots > most || t.slots() < c.spec.Shards):
-		refuse(fmt.Sprintf("%d slots do not spread over %d shards", t.slots(), c.spec.Shards), fmt.Sprintf("slots is at least the number of shards and at most %d", most))
+	case t.Placement == PlacementSlots && (t.Slots < 0 || t.Slots > mostSlots || t.slots() < c.spec.Shards):
+		refuse(fmt.Sprintf("%d slots do not spread over %d shards", t.slots(), c.spec.Shards), fmt.Sprintf("slots is at least the number of shards and at most %d", mostSlots))
 	}
 }
 

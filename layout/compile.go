@@ -29,6 +29,10 @@ func Compile(spec Spec, tables []*pg.Table) (*Layout, error) {
 	if len(c.problems) > 0 {
 		return nil, c.problems
 	}
+	normal.SlotTables = nil
+	for _, s := range c.handed {
+		normal.SlotTables = append(normal.SlotTables, s.table(normal.Version))
+	}
 	l := &Layout{spec: normal, rules: c.rules, gaps: c.gaps, unused: c.unused, byName: make(map[pg.Name]*Rule, len(c.rules))}
 	for _, r := range c.rules {
 		l.byName[r.Table] = r
@@ -44,6 +48,7 @@ type compiler struct {
 	usedTables   map[int]bool // index into spec.Tables
 	usedMappings map[int]bool // index into spec.Mappings
 	unused       []string
+	handed       []Slots // one for each number of slots the rules use
 }
 
 // candidate is one entry that covers a table, with what makes its rule.

@@ -83,21 +83,32 @@ func TestEveryMistakeIsNamed(t *testing.T) {
 		"an unknown on_missing":                        {rule(ShardedTable{Name: "x", Column: "a", OnMissing: "skip"}), "", `on_missing = "skip" is not known`},
 		"slots without placement slots":                {rule(ShardedTable{Name: "x", Column: "a", Slots: 64}), "", "without placement"},
 		"fewer slots than shards":                      {rule(ShardedTable{Name: "x", Column: "a", Placement: PlacementSlots, Slots: 3}), "", "3 slots do not spread"},
-		"slots beside a mapping":                       {func(s *Spec) { s.Tables[1].Placement = PlacementSlots }, "", "stands beside a mapping"},
-		"column and columns":                           {rule(ShardedTable{Name: "x", Column: "a", Columns: []string{"b"}}), "", "both column and columns"},
-		"no column":                                    {rule(ShardedTable{Name: "x"}), "", "names no column"},
-		"a column twice":                               {rule(ShardedTable{Name: "x", Columns: []string{"a", "a"}}), "", "named twice"},
-		"a column the table lacks":                     {rule(ShardedTable{Name: "x", Column: "A"}), "public.x,a text", "has no column A"},
-		"vectors":                                      {rule(ShardedTable{Name: "x", Column: "a", DataType: "vector"}), "", "not supported"},
-		"vectors with a size":                          {rule(ShardedTable{Name: "x", Column: "a", DataType: "VECTOR(3)"}), "", "not supported"},
-		"centroids":                                    {rule(ShardedTable{Name: "x", Column: "a", Centroids: []any{[]any{1.0}}}), "", "not supported"},
-		"an unknown data type":                         {rule(ShardedTable{Name: "x", Column: "a", DataType: "bigingt"}), "public.x,a text", "no type rows can be placed by"},
-		"a data type that does not hash alike":         {rule(ShardedTable{Name: "x", Column: "a", DataType: "bigint"}), "public.x,a text", "data_type bigint does not hash like column a of type text"},
-		"varchar for a char(n) column":                 {rule(ShardedTable{Name: "x", Column: "a", DataType: "varchar"}), "public.x,a char(8)", "does not hash like"},
-		"a type only the server hashes":                {rule(ShardedTable{Name: "x", Column: "a"}), "public.x,a citext", "only the server can hash"},
-		"sha1 over several columns":                    {rule(ShardedTable{Name: "x", Columns: []string{"a", "b"}, Hasher: HasherSHA1}), "", "defined for one column"},
-		"sha1 over a type with many text forms":        {rule(ShardedTable{Name: "x", Column: "a", Hasher: HasherSHA1}), "public.x,a numeric", "sha1 is not defined for numeric"},
-		"a table no rule covers":                       {func(*Spec) {}, "public.loose,a text", "public.loose: no rule covers the table"},
+		"slots other than those recorded": {func(s *Spec) {
+			s.Tables = append(s.Tables, ShardedTable{Name: "x", Column: "a", Placement: PlacementSlots, Slots: 64})
+			s.SlotTables = []SlotTable{{s.Version, 128, []SlotRun{{0, 127, 0}}}}
+		}, "public.x,a bigint", "is recorded with 128 slots, not 64"},
+		"weights of another number of shards": {func(s *Spec) { s.Weights = []int{1} }, "", "weight is not a number"},
+		"weights without slots": {func(s *Spec) {
+			s.Weights = make([]int, s.Shards)
+			for i := range s.Weights {
+				s.Weights[i] = 2
+			}
+		}, "", "no rule has placement"},
+		"slots beside a mapping":                {func(s *Spec) { s.Tables[1].Placement = PlacementSlots }, "", "stands beside a mapping"},
+		"column and columns":                    {rule(ShardedTable{Name: "x", Column: "a", Columns: []string{"b"}}), "", "both column and columns"},
+		"no column":                             {rule(ShardedTable{Name: "x"}), "", "names no column"},
+		"a column twice":                        {rule(ShardedTable{Name: "x", Columns: []string{"a", "a"}}), "", "named twice"},
+		"a column the table lacks":              {rule(ShardedTable{Name: "x", Column: "A"}), "public.x,a text", "has no column A"},
+		"vectors":                               {rule(ShardedTable{Name: "x", Column: "a", DataType: "vector"}), "", "not supported"},
+		"vectors with a size":                   {rule(ShardedTable{Name: "x", Column: "a", DataType: "VECTOR(3)"}), "", "not supported"},
+		"centroids":                             {rule(ShardedTable{Name: "x", Column: "a", Centroids: []any{[]any{1.0}}}), "", "not supported"},
+		"an unknown data type":                  {rule(ShardedTable{Name: "x", Column: "a", DataType: "bigingt"}), "public.x,a text", "no type rows can be placed by"},
+		"a data type that does not hash alike":  {rule(ShardedTable{Name: "x", Column: "a", DataType: "bigint"}), "public.x,a text", "data_type bigint does not hash like column a of type text"},
+		"varchar for a char(n) column":          {rule(ShardedTable{Name: "x", Column: "a", DataType: "varchar"}), "public.x,a char(8)", "does not hash like"},
+		"a type only the server hashes":         {rule(ShardedTable{Name: "x", Column: "a"}), "public.x,a citext", "only the server can hash"},
+		"sha1 over several columns":             {rule(ShardedTable{Name: "x", Columns: []string{"a", "b"}, Hasher: HasherSHA1}), "", "defined for one column"},
+		"sha1 over a type with many text forms": {rule(ShardedTable{Name: "x", Column: "a", Hasher: HasherSHA1}), "public.x,a numeric", "sha1 is not defined for numeric"},
+		"a table no rule covers":                {func(*Spec) {}, "public.loose,a text", "public.loose: no rule covers the table"},
 		"two named rules": {func(s *Spec) {
 			rule(ShardedTable{Name: "x", Column: "a"})(s)
 			rule(ShardedTable{Schema: "public", Name: "x", Column: "b"})(s)

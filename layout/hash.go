@@ -36,6 +36,9 @@ func (t keyType) hash(v value) uint64 {
 	}
 }
 
+// TextHash is the partition hash of one text column.
+func TextHash(s string) uint64 { return combine(0, hashBytes([]byte(s), partitionSeed)) }
+
 // hashInt is hashint8extended: values that fit a smaller integer hash as they do there.
 func hashInt(n int64) uint64 {
 	low, high := uint32(n), uint32(n>>32)

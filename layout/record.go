@@ -13,6 +13,7 @@ type Record struct {
 	Database     string        `json:"database"`
 	Shards       []RecordShard `json:"shards"`
 	Rules        []RecordRule  `json:"rules"`
+	SlotTables   []SlotTable   `json:"slot_tables,omitempty"` // what "modulo 16384 slots" of a rule looks up
 	ServingSince *time.Time    `json:"serving_since"`
 }
 
@@ -53,7 +54,8 @@ type Span struct {
 
 // Describe is the layout as data, for the layout and route commands.
 func (l *Layout) Describe() Record {
-	record := Record{Version: l.Version(), Database: l.Database(), Shards: make([]RecordShard, l.Shards()), Rules: make([]RecordRule, len(l.rules))}
+	record := Record{Version: l.Version(), Database: l.Database(), Shards: make([]RecordShard, l.Shards()), Rules: make([]RecordRule, len(l.rules)),
+		SlotTables: l.spec.SlotTables}
 	for i := range record.Shards {
 		record.Shards[i].Shard = Shard(i)
 	}
@@ -119,17 +121,10 @@ func (r *Rule) Describe() string {
 	case methodMapping:
 		return r.mapping.kinds() + " on " + key
 	case methodSHA1:
-		return "sha1(" + key + ") " + r.modulo()
+		return "sha1(" + key + ") " + r.placed.String()
 	default:
-		return "hash(" + key + ") " + r.modulo()
+		return "hash(" + key + ") " + r.placed.String()
 	}
-}
-
-func (r *Rule) modulo() string {
-	if r.slots != nil {
-		return fmt.Sprintf("modulo %d slots over %d shards", len(r.slots), r.shards)
-	}
-	return fmt.Sprintf("modulo %d", r.shards)
 }
 
 // kinds names what the mapping is made of, in the order it is searched.

@@ -3,6 +3,7 @@ package layout
 import (
 	"crypto/sha1"
 	"encoding/binary"
+	"fmt"
 
 	"pgreshard/pg"
 )
@@ -22,7 +23,7 @@ type Rule struct {
 	whole   Shard     // the table's only shard, under methodWhole
 	types   []keyType // of what Place is given, column by column
 	source  keyType   // of the column a lookup translates, typeNone where its binary form cannot be read
-	slots   []Shard   // shard of each slot; nil: modulo the shards
+	placed  Placement // from hash to shard, under methodHash and methodSHA1
 	mapping *mapping
 }
 
@@ -79,7 +80,58 @@ func (r *Rule) BinaryKey() bool {
 	return true
 }
 
+// Hash is the 64-bit hash that Placement brings down to a shard: PostgreSQL's partition hash of the key, or what hasher
+// says. A mapping's key has one too, by which it could be placed. ok is false where a rule places without one.
+func (r *Rule) Hash(key []pg.Datum) (hash uint64, ok bool) {
+	var err error
+	switch {
+	case len(key) != len(r.types) || r.method == methodNumber:
+		return 0, false
+	case r.method == methodSHA1:
+		hash, err = r.hashBySHA1(key)
+	case r.method == methodHash, r.method == methodMapping:
+		hash, err = r.hashByPostgres(key)
+	default:
+		return 0, false
+	}
+	return hash, err == nil
+}
+
+// Hashes says by what function and of which types the rule hashes: two rules that say the same hash a key alike.
+func (r *Rule) Hashes() string { return fmt.Sprint(r.method, r.types) }
+
+// Compare orders two keys as their types do, column by column: text by its bytes, NULL last. A value that cannot be read
+// comes behind those that can.
+func (r *Rule) Compare(a, b []pg.Datum) int {
+	for i, t := range r.types {
+		v, inA := t.readable(a[i])
+		w, inB := t.readable(b[i])
+		switch {
+		case inA && inB:
+			if c := t.compare(v, w); c != 0 {
+				return c
+			}
+		case inA:
+			return -1
+		case inB:
+			return 1
+		}
+	}
+	return 0
+}
+
+// Placement is how the rule brings a key's hash down to a shard; nil where it places otherwise.
+func (r *Rule) Placement() Placement { return r.placed }
+
 func (r *Rule) placeByHash(key []pg.Datum) (Shard, error) {
+	hash, err := r.hashByPostgres(key)
+	if err != nil {
+		return 0, err
+	}
+	return r.placed.Shard(hash), nil
+}
+
+func (r *Rule) hashByPostgres(key []pg.Datum) (uint64, error) {
 	var scratch [scratchSize]byte
 	var row uint64
 	for i, d := range key {
@@ -92,10 +144,18 @@ func (r *Rule) placeByHash(key []pg.Datum) (Shard, error) {
 		}
 		row = combine(row, r.types[i].hash(v))
 	}
-	return r.spread(row), nil
+	return row, nil
 }
 
 func (r *Rule) placeBySHA1(key []pg.Datum) (Shard, error) {
+	hash, err := r.hashBySHA1(key)
+	if err != nil {
+		return 0, err
+	}
+	return r.placed.Shard(hash), nil
+}
+
+func (r *Rule) hashBySHA1(key []pg.Datum) (uint64, error) {
 	if key[0].Kind == pg.Null {
 		return 0, r.noShard(key, reasonNullSHA1)
 	}
@@ -105,7 +165,7 @@ func (r *Rule) placeBySHA1(key []pg.Datum) (Shard, error) {
 		return 0, r.unreadable(key, 0, err)
 	}
 	sum := sha1.Sum(r.types[0].appendText(text[:0], v))
-	return r.spread(uint64(binary.BigEndian.Uint32(sum[16:]))), nil
+	return uint64(binary.BigEndian.Uint32(sum[16:])), nil
 }
 
 func (r *Rule) placeByMapping(key []pg.Datum) (Shard, error) {
@@ -133,12 +193,4 @@ func (r *Rule) placeByNumber(key []pg.Datum) (Shard, error) {
 		}
 	}
 	return 0, r.noShard(key, reasonNumber)
-}
-
-// spread brings a hash down to a shard.
-func (r *Rule) spread(hash uint64) Shard {
-	if r.slots != nil {
-		return r.slots[hash%uint64(len(r.slots))]
-	}
-	return Shard(hash % r.shards)
 }

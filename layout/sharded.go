@@ -46,8 +46,12 @@ func (c *compiler) shardedRule(entry ShardedTable, t *pg.Table) *Rule {
 		}
 		r.method = methodSHA1
 	}
-	if entry.Placement == PlacementSlots {
-		r.slots = handOut(entry.slots(), c.spec.Shards)
+	switch {
+	case r.method == methodMapping:
+	case entry.Placement == PlacementSlots:
+		r.placed = c.slots(entry)
+	default:
+		r.placed = Modulo(c.spec.Shards)
 	}
 	return r
 }
@@ -180,4 +184,35 @@ func (m Mapping) meets(t ShardedTable) bool {
 	sameTable := m.Table == "" || t.Name == "" || m.Table == t.Name || strings.HasSuffix(m.Table, "."+t.Name)
 	sameSchema := m.Schema == "" || t.Schema == "" || m.Schema == t.Schema
 	return sameTable && sameSchema && slices.Contains(t.keyColumns(), m.Column)
+}
+
+// slots is the layout's table of so many slots as an entry asks for: its own where one is recorded, else made from the one
+// before it where there is one.
+func (c *compiler) slots(entry ShardedTable) Slots {
+	n := entry.slots()
+	for _, s := range c.handed {
+		if len(s.owner) == n {
+			return s
+		}
+	}
+	made := NewSlots(n, c.spec.Shards, c.spec.Weights)
+	recorded := c.spec.SlotTables
+	own := len(recorded) > 0 && recorded[0].Layout == c.spec.Version
+	switch i := slices.IndexFunc(recorded, func(t SlotTable) bool { return t.Slots == n }); {
+	case i >= 0:
+		before, ok := recorded[i].read()
+		switch {
+		case !ok || own && slices.Max(before.owner) >= Shard(c.spec.Shards):
+			c.problems.add("", fmt.Sprintf("%s: the recorded table of %d slots is not one of %d shards", entry.label(), n, c.spec.Shards), "the layout's number or its shards are not those of the record")
+		case own:
+			made = Slots{before.owner, c.spec.Shards}
+		default:
+			made = before.HandOver(c.spec.Shards, c.spec.Weights)
+		}
+	case own:
+		c.problems.add("", fmt.Sprintf("%s: layout %d is recorded with %d slots, not %d", entry.label(), c.spec.Version, recorded[0].Slots, n),
+			fmt.Sprintf("slots = %d", recorded[0].Slots))
+	}
+	c.handed = append(c.handed, made)
+	return made
 }

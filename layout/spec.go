@@ -18,6 +18,11 @@ type Spec struct {
 	Mappings []Mapping       `json:"sharded_mappings,omitempty" toml:"sharded_mappings"`
 	Omni     []OmniTables    `json:"omnisharded_tables,omitempty" toml:"omnisharded_tables"`
 	Schemas  []ShardedSchema `json:"sharded_schemas,omitempty" toml:"sharded_schemas"`
+	// Weights are the shards' parts of the slots; none: all are alike.
+	Weights []int `json:"weights,omitempty" toml:"-"`
+	// SlotTables say how slots were handed out before. This layout's own are taken as they are; of those of the one before it
+	// Compile hands over as many slots as the shares ask for and no more; what stands in none is handed out anew.
+	SlotTables []SlotTable `json:"slot_tables,omitempty" toml:"-"`
 }
 
 // ShardedTable is one [[sharded_tables]] entry, with PgDog's names: the table called Name, or without it every table

@@ -43,6 +43,15 @@ func (t keyType) read(d pg.Datum, scratch []byte) (value, error) {
 	}
 }
 
+// readable is read for whoever only wants to know whether there is a value.
+func (t keyType) readable(d pg.Datum) (v value, ok bool) {
+	if d.Kind == pg.Null {
+		return v, false
+	}
+	v, err := t.read(d, nil)
+	return v, err == nil
+}
+
 func (t keyType) readText(s, scratch []byte) (v value, err error) {
 	switch t {
 	case typeInt8:

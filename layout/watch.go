@@ -29,9 +29,9 @@ const (
 	watchBehind = "/layout?after="
 )
 
-// Watch calls fn with the layout that serves, and again whenever a newer one does, until ctx ends, which is its error. It
+// Watch calls fn with the layout that serves, and again whenever another one does, until ctx ends, which is its error. It
 // is for applications in Go that follow a move; the worker is asked, and while none answers the layout known last goes on.
-// An older layout is never reported after a newer one, until a rollback makes it a newer version again.
+// A layout that served before the one reported last is not reported, unless a rollback has made it serve again.
 //
 // What a worker says is a copy: table pgreshard.serving on the first destination shard decides, and a write that is sent to
 // a layout that does not serve is refused there with SQLSTATE 25006.
@@ -43,19 +43,20 @@ func Watch(ctx context.Context, w Watched, fn func(Record)) error {
 	if client == nil {
 		client = &http.Client{Timeout: watchWait}
 	}
-	for known := 0; ; {
-		record, err := w.ask(ctx, client, known)
+	for known := (Record{}); ; {
+		asked := time.Now()
+		record, err := w.ask(ctx, client, known.Version)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case err == nil && record.Version > known:
-			known = record.Version
+		case err == nil && record.follows(known):
+			known = record
 			fn(record)
 			continue
-		case err == nil: // it has waited for a newer one already
+		case err == nil && time.Since(asked) > watchAgain: // it has waited for another one already
 			continue
 		}
-		if w.Trouble != nil {
+		if err != nil && w.Trouble != nil {
 			w.Trouble(err)
 		}
 		select {
@@ -66,7 +67,15 @@ func Watch(ctx context.Context, w Watched, fn func(Record)) error {
 	}
 }
 
-// ask waits for a layout newer than known, for as long as the worker holds the answer back.
+// follows says that a layout has come to serve after another one.
+func (r Record) follows(known Record) bool {
+	if r.Version == known.Version || r.Version == 0 {
+		return false
+	}
+	return r.ServingSince == nil || known.ServingSince == nil || r.ServingSince.After(*known.ServingSince)
+}
+
+// ask waits for another layout than known, for as long as the worker holds the answer back.
 func (w Watched) ask(ctx context.Context, client *http.Client, known int) (record Record, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(w.URL, "/")+watchBehind+strconv.Itoa(known), nil)
 	if err != nil {

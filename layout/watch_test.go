@@ -39,7 +39,7 @@ func (w *worker) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 		switch {
 		case fails:
 			out.WriteHeader(http.StatusServiceUnavailable)
-		case serving > after || time.Now().After(end):
+		case serving != after || time.Now().After(end):
 			_, _ = out.Write([]byte(`{"version":` + strconv.Itoa(serving) + `,"database":"d","shards":[{"shard":0,"node":"h:1"}]}`))
 		default:
 			continue
@@ -70,6 +70,10 @@ func TestAnApplicationIsToldOfEachLayoutOnce(t *testing.T) {
 	w.set(2, false)
 	if r := <-told; r.Version != 2 {
 		t.Errorf("then %+v", r)
+	}
+	w.set(1, false) // rolled back
+	if r := <-told; r.Version != 1 {
+		t.Errorf("after a rollback %+v", r)
 	}
 	stop()
 	if err := <-ended; !errors.Is(err, context.Canceled) {

@@ -59,6 +59,16 @@ func (c *Cache) Translate(ctx context.Context, q *Query, key []byte, ask Asker) 
 	return values[0], err
 }
 
+// Fresh translates one key by ask alone: what is cached is not looked at, and the answer is not cached.
+func (c *Cache) Fresh(ctx context.Context, q *Query, key []byte, ask Asker) ([]byte, error) {
+	t := &trip{cache: c, query: q, ask: ask, keys: [][]byte{key}, values: make([][]byte, 1), own: make([]*flight, 1)}
+	missing, err := t.fly(ctx, []int{0})
+	if err == nil && missing != nil {
+		err = missing
+	}
+	return t.values[0], err
+}
+
 // TranslateMany translates keys, asking for all that are not cached in one round trip and for none of them twice.
 // Where keys have no translation the error is the *MissingError of the first of them, and the values of all others
 // are still returned: nil marks the missing. After any other error the values mean nothing.

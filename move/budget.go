@@ -120,7 +120,7 @@ func (m *Move) keepBudget(source int, told *int, stop context.CancelCauseFunc) {
 		return
 	}
 	switch m.state {
-	case StateCreated, StateSchema, StateCopying, StateIndexing, StateStreaming:
+	case StateCreated, StateSchema, StateCopying, StateIndexing, m.steady():
 		// With m.mu held: no cutover can have begun, and one that begins now ends before it refuses anything.
 		stop(&BudgetError{Source: source, Slot: m.slot(source), Kept: *s.retained, Budget: s.budget})
 	}
@@ -147,13 +147,13 @@ func (s *slotHealth) bound() int64 {
 
 // alarm is what is said of a slot that keeps half of its budget or more; m.mu is held.
 func (m *Move) alarm(source int, s *slotHealth) string {
-	text := fmt.Sprintf("the slot of source %d keeps %s of log, more than half of the %s it may", source, sizeText(*s.retained), sizeText(s.bound()))
+	text := fmt.Sprintf("the slot of %s keeps %s of log, more than half of the %s it may", m.sourceWords(source), sizeText(*s.retained), sizeText(s.bound()))
 	switch {
 	case s.halves() == 2 && m.OnWALBudget == BudgetAlarm:
-		text = fmt.Sprintf("the slot of source %d keeps %s of log, more than the %s of wal_budget", source, sizeText(*s.retained), sizeText(s.budget))
+		text = fmt.Sprintf("the slot of %s keeps %s of log, more than the %s of wal_budget", m.sourceWords(source), sizeText(*s.retained), sizeText(s.budget))
 	case s.halves() == 2:
-		return fmt.Sprintf("the slot of source %d keeps %s of log, more than the %s of wal_budget: it is dropped once no cutover is under way",
-			source, sizeText(*s.retained), sizeText(s.budget))
+		return fmt.Sprintf("the slot of %s keeps %s of log, more than the %s of wal_budget: it is dropped once no cutover is under way",
+			m.sourceWords(source), sizeText(*s.retained), sizeText(s.budget))
 	}
 	if left := m.lossSeconds(source, s); left != nil {
 		text += fmt.Sprintf(", and is lost in about %s at this rate", time.Duration(*left*float64(time.Second)).Round(time.Second))

@@ -15,7 +15,7 @@ import (
 )
 
 // ErrSwitched means that the new layout serves already, so that there is nothing to cancel.
-var ErrSwitched = errors.New("the new layout serves already; hint: run `pgreshard migrate` to the end, a move back is a move of its own")
+var ErrSwitched = errors.New("the new layout serves already; hint: `pgreshard migrate` goes on from there, `pgreshard rollback` switches back and `pgreshard complete` ends the move")
 
 // HeldError means that another worker holds the move: it must stop, or be taken over, before this verb may act.
 type HeldError struct{ Lease checkpoints.Lease }
@@ -70,6 +70,7 @@ func (m *Move) cancel(ctx context.Context, w *work, o CancelOptions) error {
 	}
 	clearOne := nodeNamed(func(ctx context.Context, n node, conn *pgx.Conn) error { return m.clearShard(ctx, n, conn, dropData) })
 	err = errors.Join(
+		m.dropReverse(ctx, w.present(false)...),
 		m.each(ctx, w.present(true), nodeNamed(m.releaseSource)),
 		m.each(ctx, slices.DeleteFunc(w.present(false), home), clearOne),
 		w.left("what the move made there is left"))
@@ -238,11 +239,11 @@ func (m *Move) dropBookkeeping(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	for _, sql := range []string{
-		`delete from pgreshard.move where name = $1`, `delete from pgreshard.lease where move = $1`, `delete from pgreshard.journal where move = $1`,
-		`delete from pgreshard.checkpoint where move = $1`, `delete from pgreshard.chunk where move = $1`,
-		`delete from pgreshard.resumed where move = $1`, `delete from pgreshard.outbox where move = $1`,
+		`delete from pgreshard.move where name = any($1)`, `delete from pgreshard.lease where move = any($1)`, `delete from pgreshard.journal where move = any($1)`,
+		`delete from pgreshard.checkpoint where move = any($1)`, `delete from pgreshard.chunk where move = any($1)`,
+		`delete from pgreshard.resumed where move = any($1)`, `delete from pgreshard.outbox where move = any($1)`, `delete from pgreshard.unmapped where move = any($1)`,
 	} {
-		if _, err := conn.Exec(ctx, sql, m.Name); err != nil {
+		if _, err := conn.Exec(ctx, sql, []string{m.Name, m.Name + reverseStreams}); err != nil {
 			return err
 		}
 	}
@@ -294,10 +295,28 @@ func (m *Move) Complete(ctx context.Context, release bool) error {
 }
 
 func (m *Move) complete(ctx context.Context, w *work, release bool) error {
-	if w.known.State != StateCompleted {
-		return fmt.Errorf("the move is %s, not %s; hint: run `pgreshard migrate` to the end first", w.known.State, StateCompleted)
-	}
 	m.setState(w.known.State)
+	switch w.known.State {
+	case StateCompleted:
+	case StateSwitched:
+		if err := w.left("what the move made there would be left"); err != nil {
+			return err
+		}
+		inv, err := m.takeInventory(ctx)
+		if err == nil {
+			err = m.open(ctx, inv)
+		}
+		if err == nil {
+			err = m.end(ctx, inv)
+		}
+		if err != nil {
+			return err
+		}
+	case StateRolledBack:
+		return fmt.Errorf("the move is %s; hint: `pgreshard cancel` takes away what is left of it, `pgreshard migrate` follows the source again", w.known.State)
+	default:
+		return fmt.Errorf("the move is %s, not %s; hint: run `pgreshard migrate` to the end first", w.known.State, StateSwitched)
+	}
 	if !release {
 		return nil
 	}

@@ -44,11 +44,7 @@ func TestCase06ShardingKeyChangedByUpdate(t *testing.T) {
 func twoSources(t *testing.T, shards int, schema string) (s *smallMove, tenants [2][][]int) {
 	places := newPlaces(t)
 	s = newSmallMove(t, shards, "tenant", schema)
-	second := pgtest.Shared(t).Database(t)
-	second.Exec(t, schema)
-	s.sources = append(s.sources, second)
-	s.config.Source.Shards = append(s.config.Source.Shards, second.Shard(1))
-	s.config.SetIdentity = true
+	s.addSource(schema)
 	of := func(key string, n int) int {
 		shard, err := places.of(t.Context(), "bigint", key, n)
 		if err != nil {
@@ -65,6 +61,16 @@ func twoSources(t *testing.T, shards int, schema string) (s *smallMove, tenants 
 		}
 	}
 	return s, tenants
+}
+
+// addSource gives the move another source, whose identities hold what tells its rows from the others'.
+func (s *smallMove) addSource(schema string) {
+	s.t.Helper()
+	db := pgtest.Shared(s.t).Database(s.t)
+	db.Exec(s.t, schema)
+	s.config.Source.Shards = append(s.config.Source.Shards, db.Shard(len(s.sources)))
+	s.sources = append(s.sources, db)
+	s.config.SetIdentity = true
 }
 
 func TestCase07TheSameIdsOnTwoSources(t *testing.T) {

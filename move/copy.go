@@ -34,9 +34,13 @@ func (m *Move) copyTables(ctx context.Context) error {
 	if m.CopySources > 0 {
 		g.SetLimit(m.CopySources)
 	}
+	opened := make([]chan struct{}, len(m.Source.Shards))
+	for n := range opened {
+		opened[n] = make(chan struct{})
+	}
 	for n := range m.Source.Shards {
 		g.Go(func() error {
-			c := &sourceCopy{Move: m, inv: inv, dest: dest, n: n}
+			c := &sourceCopy{Move: m, inv: inv, dest: dest, n: n, opened: opened}
 			if err := c.run(copying); err != nil {
 				return fmt.Errorf("source %d: %w", n, err)
 			}
@@ -59,6 +63,9 @@ type sourceCopy struct {
 	pages map[uint32]uint32 // blocks a chunk, by leaf
 	snap  *copier.Snapshot
 	again bool // an earlier run has copied something
+	// opened are closed, by source, once its slot is made: what is changed there after its mapping rows were asked for comes in
+	// its stream.
+	opened []chan struct{}
 }
 
 type mark struct {
@@ -74,6 +81,9 @@ func (c *sourceCopy) run(ctx context.Context) error {
 		return err
 	}
 	defer func() { c.snap.Close() }()
+	if err := c.mappingsFollowed(ctx); err != nil {
+		return err
+	}
 	// Files, sizes and columns as the snapshot's chunks will find them.
 	catalog, err := pg.ReadCatalog(ctx, c.snap.Conn())
 	if err != nil {
@@ -97,6 +107,23 @@ func (c *sourceCopy) run(ctx context.Context) error {
 		return err
 	}
 	return c.held(ctx, all)
+}
+
+// mappingsFollowed waits until the slots are made of the sources that this one's keys may be asked of: the first, which an
+// omnisharded mapping is followed on, and all of them where all are copied at once.
+func (c *sourceCopy) mappingsFollowed(ctx context.Context) error {
+	close(c.opened[c.n])
+	for n, opened := range c.opened {
+		if n > 0 && c.CopySources > 0 {
+			break
+		}
+		select {
+		case <-opened:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // errMarksLost means that a shard failed over to a standby that had not all of the copy. The next run copies what is
@@ -139,8 +166,30 @@ func (c *sourceCopy) readMarks(ctx context.Context) error {
 		resumed[shard] = len(list) > 0 || len(tables) > 0
 		return err
 	})
-	c.again = slices.Contains(resumed, true)
+	if c.again = slices.Contains(resumed, true); err != nil || c.again || len(c.Source.Shards) == 1 {
+		return err
+	}
+	c.again, err = c.askedBefore(ctx)
 	return err
+}
+
+// askedBefore says that other sources have rows on the shards whose mapping rows may have been asked of this one, after its slot
+// was made: that slot must stay.
+func (c *sourceCopy) askedBefore(ctx context.Context) (asked bool, err error) {
+	began, others := make([]bool, len(c.marks)), make([]bool, len(c.marks))
+	err = c.dests(ctx, func(ctx context.Context, shard int, conn *pgx.Conn) error {
+		for n := range c.Source.Shards {
+			list, err := c.stream(n).Marks(ctx, conn)
+			if err != nil {
+				return err
+			}
+			others[shard] = others[shard] || n != c.n && len(list) > 0
+		}
+		_, ok, err := c.stream(c.n).Position(ctx, conn)
+		began[shard] = ok
+		return err
+	})
+	return slices.Contains(others, true) && !slices.Contains(began, false), err
 }
 
 // openSnapshot makes the slot and reads under its snapshot; where an earlier run has copied something, the slot is
@@ -212,7 +261,7 @@ func (c *sourceCopy) makeSlot(ctx context.Context, shard pg.Shard) (*replicator.
 }
 
 func (c *sourceCopy) rememberSlot(ctx context.Context, ours bool) error {
-	return c.home(ctx, func(conn *pgx.Conn) error { return c.book.SetDetail(ctx, conn, slotKey(c.n), ours) })
+	return c.setDetail(ctx, slotKey(c.n), ours)
 }
 
 // decidePages remembers on the home, before the first chunk, how large each leaf's chunks are: marks name chunks by
@@ -230,7 +279,7 @@ func (c *sourceCopy) decidePages(ctx context.Context) error {
 			c.pages[leaf.OID] = copier.ChunkPages(leaf, c.CopyWorkers)
 		}
 	}
-	return c.home(ctx, func(conn *pgx.Conn) error { return c.book.SetDetail(ctx, conn, key, c.pages) })
+	return c.setDetail(ctx, key, c.pages)
 }
 
 // job is one root's part of the copy.

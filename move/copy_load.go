@@ -49,7 +49,11 @@ func (c *sourceCopy) load(ctx context.Context, snapshot string, snap *copier.Sna
 	return checkpoints.Refused(err)
 }
 
-func (c *sourceCopy) loadTable(t *sink.Table, ask lookup.Asker, upsert bool) *sink.LoadTable {
+func (c *sourceCopy) loadTable(t *sink.Table, worker *snapshotAsker, upsert bool) *sink.LoadTable {
+	var ask lookup.Asker = worker
+	if c.n > 0 && !t.AskAll {
+		ask = lookup.AskerFunc(worker.askFirst)
+	}
 	l := &sink.LoadTable{Upsert: upsert}
 	switch {
 	case t.Rule.Omni:
@@ -80,11 +84,18 @@ type snapshotAsker struct {
 	conns  []*pgx.Conn // the own source's first
 }
 
+// askFirst asks the first source, as it is now: an omnisharded mapping is copied and followed there, and other sources' copies of
+// it may be of another moment.
+func (a *snapshotAsker) askFirst(ctx context.Context, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
+	if err := a.open(ctx); err != nil {
+		return nil, err
+	}
+	return lookup.Ask(ctx, a.conns[1].PgConn(), q, keys) // the own is before it
+}
+
 func (a *snapshotAsker) Ask(ctx context.Context, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
-	if a.conns == nil {
-		if err := a.open(ctx); err != nil {
-			return nil, err
-		}
+	if err := a.open(ctx); err != nil {
+		return nil, err
 	}
 	answers, err := lookup.Ask(ctx, a.conns[0].PgConn(), q, keys)
 	if err != nil {
@@ -113,6 +124,9 @@ func (a *snapshotAsker) Ask(ctx context.Context, q *lookup.Query, keys [][]byte)
 }
 
 func (a *snapshotAsker) open(ctx context.Context) error {
+	if a.conns != nil {
+		return nil
+	}
 	own, err := a.own.Open(ctx)
 	if err != nil {
 		return err

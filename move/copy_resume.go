@@ -156,7 +156,7 @@ const ownRows = 10_000
 // emptyOwn deletes those rows of a shard's table that the source layout places on this source.
 func (c *sourceCopy) emptyOwn(ctx context.Context, conn *pgx.Conn, table *moved, into *pg.Table, part pg.Name) error {
 	root := c.inv.sources[c.n].Table(table.name)
-	t, err := table.sinkTable(root, root, into, nil)
+	t, err := table.sinkTable(root, root, into, nil, noStream)
 	if err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (c *sourceCopy) emptyOwn(ctx context.Context, conn *pgx.Conn, table *moved,
 				key[i] = pg.Datum{Kind: pg.Text, Bytes: v}
 			}
 		}
-		mine, err := c.isOf(ctx, c.n, table.sourceRule, t, key)
+		mine, err := c.isOf(ctx, c.n, table, t, key)
 		if err != nil {
 			_, _ = result.Close()
 			return err

@@ -18,6 +18,9 @@ func (m *Move) streamAndCutOver(ctx context.Context, o MigrateOptions) error {
 	if err := m.endPaused(ctx); err != nil {
 		return err
 	}
+	if err := m.dropReverse(ctx); err != nil { // of a cutover that was not made
+		return err
+	}
 	for {
 		inv, e, err := m.readSources(ctx)
 		if err == nil {
@@ -46,9 +49,7 @@ func (m *Move) followAndCutOver(ctx context.Context, inv *inventory, e *evolutio
 	following, stop := context.WithCancel(ctx)
 	defer stop()
 	g, following := errgroup.WithContext(following)
-	for _, f := range followers {
-		g.Go(func() error { return m.retry(following, f.run) })
-	}
+	g.Go(func() error { return m.followAll(following, followers) })
 	g.Go(func() error {
 		defer stop()
 		return m.conduct(following, inv, e, followers, o)
@@ -64,6 +65,7 @@ func (m *Move) forgetFollowers() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.followers = nil
+	m.router.Lookups.Clear() // of what was learnt from transactions that are to come again
 }
 
 // conduct arms the sources, waits until they are followed closely, and makes the cutover when it is time.
@@ -108,7 +110,7 @@ func (c *cutover) try(ctx context.Context) error {
 	for _, s := range c.recipe() {
 		switch {
 		case s.name == "freeze":
-			if err := c.enter(ctx, StateCuttingOver); err != nil {
+			if err := c.enter(ctx, c.switching()); err != nil {
 				return err
 			}
 			c.still.Lock()
@@ -154,9 +156,7 @@ func (m *Move) readServing(ctx context.Context) (version int, err error) {
 }
 
 func (m *Move) setServing(version int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.serving = version
+	m.bothWays(func(m *Move) { m.serving = version })
 }
 
 func (m *Move) servingVersion() int {
@@ -170,5 +170,5 @@ func (m *Move) setFreeze(d time.Duration) {
 	defer m.mu.Unlock()
 	seconds := d.Seconds()
 	m.cutover.FreezeSeconds = &seconds
-	m.log.Info("the new layout serves", "freeze_seconds", seconds)
+	m.log.Info("switched", "layout", m.Destination.Layout, "freeze_seconds", seconds)
 }

@@ -11,7 +11,7 @@ import (
 
 // mayPass says that the next attempt at a freeze may succeed: what was in its way ends by itself.
 func mayPass(err error) bool {
-	return errors.Is(err, errWritersInFlight) || errors.Is(err, errUnfenced) || errors.Is(err, errSourcesApart)
+	return errors.Is(err, errWritersInFlight) || errors.Is(err, errUnfenced) || errors.Is(err, errSourcesApart) || errors.Is(err, errSlotWaits)
 }
 
 // arm puts the fence on every moved table of every source. Nothing is refused by it yet.
@@ -79,11 +79,11 @@ func (m *Move) lagging(followers []*follower) (because []string) {
 		bytes, age, ok := f.lag()
 		switch {
 		case !ok:
-			because = append(because, fmt.Sprintf("how far the stream of source %d is behind is not known yet", f.source))
+			because = append(because, fmt.Sprintf("how far the stream of %s is behind is not known yet", m.sourceWords(f.source)))
 		case bytes > m.MaxLag:
-			because = append(because, fmt.Sprintf("stream of source %d is %s behind", f.source, sizeText(bytes)))
+			because = append(because, fmt.Sprintf("stream of %s is %s behind", m.sourceWords(f.source), sizeText(bytes)))
 		case age > longestAge:
-			because = append(because, fmt.Sprintf("stream of source %d is %.1f s behind", f.source, age.Seconds()))
+			because = append(because, fmt.Sprintf("stream of %s is %.1f s behind", m.sourceWords(f.source), age.Seconds()))
 		}
 	}
 	return because

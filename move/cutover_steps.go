@@ -34,17 +34,19 @@ func (c *cutover) check(ctx context.Context) error {
 		if err != nil || len(all) == 0 {
 			return err
 		}
-		return fmt.Errorf("source %d: %w: %s", n, errWritersInFlight, all[0])
+		return fmt.Errorf("%s: %w: %s", c.sourceWords(n), errWritersInFlight, all[0])
 	})
 	if err != nil {
 		return err
 	}
-	err = c.source(ctx, 0, func(conn *pgx.Conn) (err error) {
-		c.keys, err = ForeignKeys(ctx, conn, c.inv.tree(0), c.SkipConstraint)
-		return err
-	})
-	if err != nil {
-		return err
+	if c.forward == nil {
+		err = c.source(ctx, 0, func(conn *pgx.Conn) (err error) {
+			c.keys, err = ForeignKeys(ctx, conn, c.inv.tree(0), c.SkipConstraint)
+			return err
+		})
+		if err != nil {
+			return err
+		}
 	}
 	if err := c.readSequences(ctx, false); err != nil {
 		return err
@@ -52,9 +54,14 @@ func (c *cutover) check(ctx context.Context) error {
 	if err := c.rehearse(ctx); err != nil {
 		return err
 	}
+	if c.forward == nil && c.Reverse {
+		if err := c.prepareReverse(ctx, c.inv); err != nil {
+			return err
+		}
+	}
 	return c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		set, err := c.planSequences(n)
-		if err != nil {
+		set, err := c.planSequences(ctx, n, conn)
+		if err != nil || c.forward != nil { // the sources' keep their definitions
 			return err
 		}
 		return PrepareSequences(ctx, conn, set)
@@ -100,7 +107,10 @@ func (c *cutover) readSequences(ctx context.Context, indexed bool) error {
 	})
 }
 
-func (c *cutover) planSequences(shard int) ([]SequenceSetting, error) {
+func (c *cutover) planSequences(ctx context.Context, shard int, conn *pgx.Conn) ([]SequenceSetting, error) {
+	if c.forward != nil {
+		return c.planBack(ctx, conn)
+	}
 	return PlanSequences(SequencePolicy(c.Sequences), c.sequences, len(c.Source.Shards), shard, len(c.Destination.Shards))
 }
 
@@ -142,9 +152,9 @@ func (c *cutover) drain(ctx context.Context) error {
 
 // finish gives the destination what must be decided after the last write: sequences above every value handed out,
 // foreign keys, unchecked for now, and the triggers that do not fire for the worker, since waiting for their tables'
-// locks must not come after the switch.
+// locks must not come after the switch; and the streams that follow the other way where they start.
 func (c *cutover) finish(ctx context.Context) error {
-	c.finishing = true
+	c.finishing = c.forward == nil
 	// What was changed between the check and the freeze.
 	err := atOnce(ctx, len(c.Source.Shards), func(ctx context.Context, n int) error {
 		if err := c.sourceAsFound(ctx, c.inv, c.evolution, n); err != nil {
@@ -158,13 +168,15 @@ func (c *cutover) finish(ctx context.Context) error {
 	if err := c.readSequences(ctx, true); err != nil {
 		return err
 	}
-	triggers, err := c.sourceTriggers(ctx, c.inv)
-	if err != nil {
-		return err
+	var triggers []Trigger
+	if c.forward == nil {
+		if triggers, err = c.sourceTriggers(ctx, c.inv); err != nil {
+			return err
+		}
+		triggers = slices.DeleteFunc(triggers, func(t Trigger) bool { return t.State != 'O' })
 	}
-	triggers = slices.DeleteFunc(triggers, func(t Trigger) bool { return t.State != 'O' })
-	return c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		set, err := c.planSequences(n)
+	err = c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		set, err := c.planSequences(ctx, n, conn)
 		if err != nil {
 			return err
 		}
@@ -176,6 +188,21 @@ func (c *cutover) finish(ctx context.Context) error {
 		}
 		return c.onStandby(ctx, n, conn) // and with it what was drained, since the sources' log is let go after the switch
 	})
+	if err != nil {
+		return err
+	}
+	return c.startOther(ctx)
+}
+
+// startOther has the streams of the other way start here, if there are to be any.
+func (c *cutover) startOther(ctx context.Context) error {
+	switch {
+	case c.forward != nil:
+		return c.forward.startHere(ctx)
+	case c.Reverse:
+		return c.wayBack().startHere(ctx)
+	}
+	return c.wayBack().setDetail(ctx, startsKey, nil)
 }
 
 func (c *cutover) verifyDrained(ctx context.Context) error {

@@ -25,7 +25,7 @@ func (c *cutover) undo(ctx context.Context, cause error) error {
 		err = c.dropForeignKeys(ctx)
 	}
 	if err == nil { // else the state stays, for decideCutover to drop them
-		err = errors.Join(c.journal(ctx, "undo", "after"), c.enter(ctx, StateStreaming))
+		err = errors.Join(c.journal(ctx, "undo", "after"), c.enter(ctx, c.steady()))
 	}
 	step := ""
 	var s *stepError
@@ -35,7 +35,7 @@ func (c *cutover) undo(ctx context.Context, cause error) error {
 	if err != nil {
 		cause = errors.Join(cause, err)
 	}
-	return &UndoneError{Step: step, Err: cause}
+	return &UndoneError{Step: step, Err: cause, Back: c.forward != nil}
 }
 
 func (m *Move) setUndone(d time.Duration) {
@@ -64,6 +64,14 @@ func (c *cutover) dropForeignKeys(ctx context.Context) error {
 	})
 }
 
+// forthSwitched goes on from a switch that was made and not noted. That the step after it begins tells the hooks so.
+func (m *Move) forthSwitched(ctx context.Context, state string) error {
+	if err := m.note(ctx, stepOpen, "before"); err != nil {
+		return err
+	}
+	return m.enter(ctx, state)
+}
+
 // decideCutover goes on after a death inside a cutover: if the switch happened, forward; if not, the source serves.
 func (m *Move) decideCutover(ctx context.Context) error {
 	serving, err := m.readServing(ctx)
@@ -71,8 +79,7 @@ func (m *Move) decideCutover(ctx context.Context) error {
 		return err
 	}
 	if serving == m.Destination.Layout {
-		m.setServing(serving)
-		return m.enter(ctx, StateSwitched)
+		return m.forthSwitched(ctx, StateSwitched)
 	}
 	inv, err := m.takeInventory(ctx)
 	if err != nil {

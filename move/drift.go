@@ -29,6 +29,7 @@ type DDLError struct {
 	// Statements carry the changes, run on every destination shard; empty where they cannot be carried.
 	Statements []string
 	Carried    bool // on_ddl = "exec" carries them
+	Back       bool // it was a destination shard that was changed, after the switch
 
 	refused bool // it was looked at and does not let the move go on; else it was only seen
 }
@@ -36,6 +37,12 @@ type DDLError struct {
 func (e *DDLError) Error() string {
 	hint := "this cannot be followed: `pgreshard cancel --drop-data` and start the move again"
 	switch {
+	case e.Back && len(e.Statements) == 0:
+		return fmt.Sprintf("destination shard %d was changed: %s; hint: this cannot be followed back: `pgreshard complete` gives the way back up",
+			e.Source, strings.Join(e.Changes, "; "))
+	case e.Back:
+		return fmt.Sprintf("destination shard %d was changed: %s; hint: change the other shards alike, run on the source, then start the same command again, or give the way back up with `pgreshard complete`: %s",
+			e.Source, strings.Join(e.Changes, "; "), strings.Join(e.Statements, "; "))
 	case e.Carried && len(e.Statements) == 0:
 		hint = "set [stream] on_ddl = \"exec\" and start the same command again, which then carries it to the shards"
 	case e.Carried:

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"pgreshard/layout"
+	"pgreshard/lookup"
 	"pgreshard/replicator"
 	"pgreshard/sink"
 )
@@ -43,9 +44,13 @@ func (e *DifferenceError) Error() string {
 type UndoneError struct {
 	Step string
 	Err  error
+	Back bool // it was a rollback: the new layout serves writes again
 }
 
 func (e *UndoneError) Error() string {
+	if e.Back {
+		return fmt.Sprintf("the rollback was undone at step %s, the new layout serves writes again: %v", e.Step, e.Err)
+	}
 	return fmt.Sprintf("the cutover was undone at step %s, the source serves writes again: %v", e.Step, e.Err)
 }
 
@@ -104,6 +109,8 @@ func Hint(err error) string {
 		return "somebody else made it: give the move another name, or drop the slot if nobody uses it"
 	case errors.Is(err, replicator.ErrPublicationForeign), errors.Is(err, replicator.ErrPublicationExists):
 		return "somebody else made it: give the move another name, or drop the publication if nobody uses it"
+	case errors.As(err, &none) && none.At != 0 && lookup.Missing(err) != nil:
+		return "give the key exactly one mapping row on the source, or delete the rows that carry it, and run the same command again"
 	case errors.As(err, &none) && none.At != 0:
 		return "the stream cannot pass this row, whatever is changed behind it: mend the row or its mapping on the source, or the rules, and start over: " + startOver
 	case errors.As(err, &none):

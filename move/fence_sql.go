@@ -82,7 +82,7 @@ $$;
 create or replace function pgreshard.fence_unfenced(moved text[], always boolean) returns setof oid language sql stable set search_path = pg_catalog, pg_temp as $$
   select s from pgreshard.fence_scope(moved) s
    where not exists (select from pg_trigger t where t.tgrelid = s and t.tgfoid = 'pgreshard.fence'::regproc
-                      and case when always then t.tgenabled = 'A' else t.tgenabled in ('A', 'O') end)
+                      and t.tgenabled = case when always then 'A' else 'O' end)
 $$;
 
 create or replace function pgreshard.fence_hold(e bigint, wait_ms bigint) returns bigint language plpgsql set search_path = pg_catalog, pg_temp as $$

@@ -32,8 +32,8 @@ func collectNames(ctx context.Context, q pg.Querier, sql string, args ...any) ([
 
 // arm puts the fence trigger on the moved tables, their partition trees and what they inherit from, one table at a
 // time; a table whose lock is not had within LockTimeout waits for the next round. It ends when every table has it or
-// ctx ends. always: the trigger fires for replica role too (sources); else that role, the worker's, passes at no cost
-// (destinations).
+// ctx ends. always: the trigger fires for replica role too (the side that is left); else that role, the worker's, passes at
+// no cost (the side that is filled).
 func (f fence) arm(ctx context.Context, moved []pg.Name, always bool) error {
 	return f.rounds(ctx, "arm the fence", func() ([]pg.Name, error) { return f.unfenced(ctx, moved, always) },
 		func(t pg.Name) string {

@@ -18,19 +18,24 @@ import (
 // open lets the destination serve: triggers as the source has them, then the flags. It may be repeated.
 func (m *Move) open(ctx context.Context, inv *inventory) error {
 	m.switchOnStandby(ctx)
-	triggers, err := m.sourceTriggers(ctx, inv)
-	if err != nil {
-		return err
+	var triggers []Trigger
+	if m.forward == nil { // the sources' own were never changed
+		var err error
+		if triggers, err = m.sourceTriggers(ctx, inv); err != nil {
+			return err
+		}
 	}
 	return m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		// Of a shard that is open already, or was before its fence was taken away, the application may have changed triggers
+		// since; and opening takes the lock that writers hold.
+		state, err := readFence(ctx, conn)
+		if open := state.Until == 0 && state.Serving == int64(m.Destination.Layout); err != nil || open || !state.Installed {
+			return err
+		}
 		if err := m.setTriggers(ctx, n, conn, triggers); err != nil {
 			return err
 		}
-		err := m.fence(conn).open(ctx, int64(m.Destination.Layout))
-		if pg.Code(err) == undefinedFunction { // a worker that died in cleanUp had opened it and taken it away
-			return nil
-		}
-		return err
+		return m.fence(conn).open(ctx, int64(m.Destination.Layout))
 	})
 }
 
@@ -69,16 +74,15 @@ func (m *Move) setTriggers(ctx context.Context, shard int, conn *pgx.Conn, want 
 	return SetTriggerStates(ctx, conn, want)
 }
 
-const undefinedFunction = "42883"
+// settledKey is under what is kept that what follows the switch is done: what the application changes of the shards later
+// is not changed back by the next worker.
+const settledKey = "settled"
 
-// finishSwitch completes what follows the switch: everything here rolls forward and may be repeated. Copies of the
-// record, the sources' refusals name the new layout, foreign keys are validated, and what the move made goes.
-func (m *Move) finishSwitch(ctx context.Context) error {
-	inv, err := m.takeInventory(ctx)
-	if err != nil {
-		return err
-	}
-	if err := m.open(ctx, inv); err != nil {
+// settleSwitch does what follows the switch once the shards are open: everything here rolls forward and may be repeated.
+// Copies of the record, the sources' refusals name the new layout, and foreign keys are validated.
+func (m *Move) settleSwitch(ctx context.Context, inv *inventory) error {
+	var settled bool
+	if err := m.detail(ctx, settledKey, &settled); err != nil || settled {
 		return err
 	}
 	if err := m.afterSwitch(ctx); err != nil {
@@ -88,27 +92,30 @@ func (m *Move) finishSwitch(ctx context.Context) error {
 		return err
 	}
 	var keys []ForeignKey
-	err = m.source(ctx, 0, func(conn *pgx.Conn) (err error) {
+	err := m.source(ctx, 0, func(conn *pgx.Conn) (err error) {
 		keys, err = ForeignKeys(ctx, conn, inv.tree(0), m.SkipConstraint)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	err = m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
-		if err := AddForeignKeys(ctx, conn, keys); err != nil {
+	err = atOnce(ctx, len(m.Destination.Shards), func(ctx context.Context, n int) error {
+		// On a session of its own: it may take long, and the home is asked for other things meanwhile.
+		return m.on(ctx, m.Destination.Shards[n], pg.Writer, func(conn *pgx.Conn) error {
+			if err := AddForeignKeys(ctx, conn, keys); err != nil {
+				return err
+			}
+			broken, err := ValidateForeignKeys(ctx, conn, keys)
+			for _, e := range broken { // its rows are on two shards: it was so before the switch, and nothing can mend it now
+				m.log.Warn("a foreign key refers to rows on another shard and stays NOT VALID", "error", e.Error())
+			}
 			return err
-		}
-		broken, err := ValidateForeignKeys(ctx, conn, keys)
-		for _, e := range broken { // its rows are on two shards: it was so before the switch, and nothing can mend it now
-			m.log.Warn("a foreign key refers to rows on another shard and stays NOT VALID", "error", e.Error())
-		}
-		return err
+		})
 	})
 	if err != nil {
 		return err
 	}
-	return m.cleanUp(ctx)
+	return m.setDetail(ctx, settledKey, true)
 }
 
 // copyRecord writes on every node what the arbiter decided.
@@ -122,18 +129,19 @@ func (m *Move) copyRecord(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(
-		m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error { return checkpoints.Serve(ctx, conn, *decided) }),
+		m.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error { return m.book.CopyServing(ctx, conn, *decided) }),
 		m.sources(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
-			return errors.Join(checkpoints.Serve(ctx, conn, *decided), m.fence(conn).retire(ctx, int64(decided.Version)))
+			return errors.Join(m.book.CopyServing(ctx, conn, *decided), m.fence(conn).retire(ctx, int64(decided.Version)))
 		}))
 }
 
 // cleanUp drops slots, publications, marks, checkpoints and the destination's fence. Two things stay: the layout
 // record, and the fence on the retired sources, so that a forgotten writer is refused and not lost.
 func (m *Move) cleanUp(ctx context.Context) error {
-	err := m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+	err := m.forgetReverse(ctx)
+	err = errors.Join(err, m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		return errors.Join(m.dropSlotAndPublication(ctx, n, conn), m.restoreIdentities(ctx, n, conn))
-	})
+	}))
 	return errors.Join(err, m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		if err := m.removeFence(ctx, node{number: n}, conn); err != nil {
 			return err
@@ -264,6 +272,27 @@ func (m *Move) layoutRecord(side Side, l *layout.Layout) layout.Record {
 		record.Shards = append(record.Shards, layout.RecordShard{Shard: layout.Shard(n), Node: m.node(shard)})
 	}
 	return record
+}
+
+// recordedSlots is which shard has which slots, where a layout's rules use them and it is recorded on its first shard.
+func (m *Move) recordedSlots(ctx context.Context, side Side, spec layout.Spec) (tables []layout.SlotTable, err error) {
+	if !slices.ContainsFunc(spec.Tables, func(t layout.ShardedTable) bool { return t.Placement == layout.PlacementSlots }) {
+		return nil, nil
+	}
+	err = m.on(ctx, side.Shards[0], pg.Reader, func(conn *pgx.Conn) error {
+		text, err := checkpoints.Layout(ctx, conn, side.Database, side.Layout)
+		if err != nil || text == nil {
+			return err
+		}
+		var record layout.Record
+		err = json.Unmarshal(text, &record)
+		tables = record.SlotTables
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the slots of layout %d: %w", side.Layout, err)
+	}
+	return tables, nil
 }
 
 // ServingLayout is the record of the layout that serves, as JSON with serving_since filled in.

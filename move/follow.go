@@ -13,6 +13,7 @@ import (
 
 	"pgreshard/checkpoints"
 	"pgreshard/layout"
+	"pgreshard/lookup"
 	"pgreshard/pg"
 	"pgreshard/replicator"
 	"pgreshard/sink"
@@ -26,7 +27,9 @@ type follower struct {
 	source    int
 	sink      *sink.Stream
 	reader    atomic.Pointer[replicator.Stream] // of the present run
+	waits     atomic.Bool                       // for other streams to bring a mapping
 	behind    lagMeter
+	waited    pg.LSN // commit of the transaction that last waited for the other streams
 }
 
 // newFollowers readies every source's stream: how each table is written, and what a resumed copy left it to know.
@@ -49,12 +52,15 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 		if err != nil {
 			return nil, err
 		}
+		if len(m.Source.Shards) > 1 || len(resumed) > 0 { // a copy was told of mapping rows that are yet to come
+			m.router.Lookups.Clear()
+		}
 		for _, t := range tables {
 			t.Forgive, t.StartsAt = resumed[t.Source.String()].ForgiveUntil, max(t.StartsAt, resumed[t.Source.String()].StartsAt)
 		}
 		s := sink.NewStream(m.Destination.Shards)
 		s.Checkpoint, s.Source, s.Router, s.Tables, s.Leaves = m.stream(n), m.Source.Shards[n], m.router, tables, leaves
-		s.BatchBytes, s.BatchDelay, s.AppName, s.Standbys = m.BatchBytes, m.BatchDelay, m.app(), m.Confirm != ConfirmLeader
+		s.BatchBytes, s.BatchDelay, s.AppName, s.Standbys = m.BatchBytes, m.BatchDelay, m.streamApp(), m.Confirm != ConfirmLeader
 		s.Away = func(shard layout.Shard, err error) {
 			m.log.Warn("a shard is lost; the others go on until it is back", "source", n, "shard", int(shard), "error", oneLine(err))
 		}
@@ -65,11 +71,18 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 		}
 		if len(m.Source.Shards) > 1 {
 			s.Mine = func(t *sink.Table, key []pg.Datum) (bool, error) {
-				return m.isOf(ctx, n, inv.byName[t.Source].sourceRule, t, key)
+				return m.isOf(ctx, n, inv.byName[t.Source], t, key)
 			}
-			s.Settle = func(ctx context.Context, t *sink.Table) error { return m.settle(ctx, n, t) }
+			s.Now = func(ctx context.Context, t *sink.Table, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
+				return m.askSources(ctx, t.AskAll, q, keys)
+			}
 		}
-		all = append(all, &follower{move: m, inv: inv, evolution: e, source: n, sink: s})
+		s.Unmapped = &m.unmapped
+		f := &follower{move: m, inv: inv, evolution: e, source: n, sink: s}
+		if len(m.Source.Shards) > 1 {
+			s.Settle = f.settle
+		}
+		all = append(all, f)
 	}
 	m.mu.Lock()
 	m.followers = all
@@ -79,13 +92,18 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 
 // isOf says whether the source layout places a row on a source. Where the layout translates the key first, the shards
 // are asked.
-func (m *Move) isOf(ctx context.Context, source int, rule *layout.Rule, t *sink.Table, key []pg.Datum) (bool, error) {
+func (m *Move) isOf(ctx context.Context, source int, from *moved, t *sink.Table, key []pg.Datum) (bool, error) {
+	rule := from.sourceRule
 	if rule.Lookup == "" {
 		shard, err := rule.Place(key)
 		return int(shard) == source, err
 	}
 	of := *t
-	of.Rule, of.RuleKey = rule, t.SourceKey
+	of.Rule, of.RuleKey, of.Query = rule, t.SourceKey, from.query
+	if from.sourceQuery != nil { // nothing tells when its answers change
+		of.Query = from.sourceQuery
+		m.router.Lookups.Forget(of.Query)
+	}
 	shard, err := m.router.Place(ctx, &of, key, destAsker{m, t})
 	return int(shard) == source, err
 }
@@ -93,27 +111,30 @@ func (m *Move) isOf(ctx context.Context, source int, rule *layout.Rule, t *sink.
 // settleTime is how long a stream that misses a mapping waits for the others; then the whole is tried again.
 const settleTime = 30 * time.Second
 
-// settle waits until the other streams that carry a table's mapping have passed where their sources are now. An
-// omnisharded mapping comes from the first source alone, which therefore waits for nobody.
-func (m *Move) settle(ctx context.Context, source int, t *sink.Table) error {
+// settle waits until the other streams that carry a table's mapping have passed where their sources are now, or wait
+// themselves. An omnisharded mapping comes from the first source alone, which therefore waits for nobody.
+func (f *follower) settle(ctx context.Context, t *sink.Table) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
+	f.waits.Store(true)
+	defer f.waits.Store(false)
+	m := f.move
 	m.mu.Lock()
 	all := m.followers
 	m.mu.Unlock()
-	for _, f := range all {
-		if f.source == source || !t.AskAll && f.source != 0 || !t.AskAll && source == 0 {
+	for _, other := range all {
+		if other == f || !t.AskAll && (other.source != 0 || f.source == 0) {
 			continue
 		}
 		var end pg.LSN
-		err := m.source(ctx, f.source, func(conn *pgx.Conn) error {
+		err := m.source(ctx, other.source, func(conn *pgx.Conn) error {
 			return conn.QueryRow(ctx, `select pg_current_wal_insert_lsn()::text`).Scan(&end)
 		})
-		for err == nil && f.sink.Applied() < end {
+		for err == nil && other.sink.Applied() < end && !other.waits.Load() {
 			err = sleep(ctx, 5*time.Millisecond)
 		}
 		if err != nil {
-			return fmt.Errorf("wait for the stream of source %d, which may bring a mapping: %w", f.source, err)
+			return fmt.Errorf("wait for the stream of source %d, which may bring a mapping: %w", other.source, err)
 		}
 	}
 	return nil
@@ -149,7 +170,7 @@ func (f *follower) run(ctx context.Context) error {
 		return cmp.Or(<-read, errStreamEnded) // there are no more blocks: the reader says why
 	})
 	g.Go(func() error { return f.watch(ctx) })
-	return f.move.slotError(whole, f.source, at, g.Wait())
+	return f.afterOthers(whole, f.move.slotError(whole, f.source, at, g.Wait()))
 }
 
 // errStreamEnded is of a reader that ended without saying why.
@@ -159,7 +180,7 @@ var errStreamEnded = errors.New("the stream ended")
 const queueBytes = 16 << 20
 
 // watch asks the source where its log is, so that the lag is known, looks every three seconds for changes the log does
-// not show, and sweeps the outboxes.
+// not show, and sweeps what shards remember for a replay.
 func (f *follower) watch(ctx context.Context) error {
 	for n := 0; ; n++ {
 		if err := f.ask(ctx); err != nil {
@@ -209,14 +230,18 @@ func (f *follower) reach(ctx context.Context, until time.Time) error {
 	return err
 }
 
-// sweep drops outbox images that no replay can ask for any more.
+// sweep drops what shards remember for a replay and no replay can ask for any more.
 func (f *follower) sweep(ctx context.Context) error {
 	reader := f.reader.Load()
 	confirmed := reader.Stats().Confirmed
 	return f.move.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
 		s := f.move.stream(f.source)
-		_, err := conn.Exec(ctx, checkpoints.SweepSQL, s.Move, s.Source, confirmed.String())
-		return err
+		for _, sql := range []string{checkpoints.SweepSQL, checkpoints.SweepUnmappedSQL} {
+			if _, err := conn.Exec(ctx, sql, s.Move, s.Source, confirmed.String()); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

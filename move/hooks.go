@@ -33,6 +33,9 @@ const (
 	hookSwitch = "after_switch"
 )
 
+// stepOpen is the step that comes after a switch: the journal has it only where there was one.
+const stepOpen = "open"
+
 // HookStatus is what came of the last run of a hook.
 type HookStatus struct {
 	Name    string    `json:"hook"`
@@ -170,25 +173,26 @@ func (m *Move) ranLast(ctx context.Context, names ...string) (last string, ended
 	return last, ended, err
 }
 
-// endPaused runs afterUndo where a worker that died had run the hook before the freeze and nothing that ends it.
+// endPaused runs afterUndo where a worker that died had run the hook before the freeze and nothing that ends it. What
+// follows a switch ends it too.
 func (m *Move) endPaused(ctx context.Context) error {
 	if len(m.Hooks.BeforeFreeze)+len(m.Hooks.AfterUndo) == 0 {
 		return nil
 	}
-	last, ended, err := m.ranLast(ctx, hookBefore, hookUndo)
-	if err != nil || last == "" || last == hookUndo && ended {
+	last, ended, err := m.ranLast(ctx, hookBefore, hookUndo, stepOpen)
+	if err != nil || last == "" || last == stepOpen || last == hookUndo && ended {
 		return err
 	}
 	return m.afterUndo(ctx)
 }
 
-// afterSwitch runs the hook that leads writers to the new layout, unless it has gone well before.
+// afterSwitch runs the hook that leads writers to the layout that serves now, unless it has gone well since the switch.
 func (m *Move) afterSwitch(ctx context.Context) error {
 	if len(m.Hooks.AfterSwitch) == 0 {
 		return nil
 	}
-	last, ended, err := m.ranLast(ctx, hookSwitch)
-	if err != nil || last != "" && ended {
+	last, ended, err := m.ranLast(ctx, hookSwitch, stepOpen)
+	if err != nil || last == hookSwitch && ended {
 		return err
 	}
 	return m.hook(ctx, hookSwitch, m.Hooks.AfterSwitch, time.Now().Add(m.Hooks.Timeout))

@@ -11,7 +11,6 @@ import (
 	"pgreshard/copier"
 	"pgreshard/pg"
 	"pgreshard/replicator"
-	"pgreshard/sink"
 )
 
 // Partitions that come and go while a move streams send nothing to the log: DROP and DETACH take their rows away, ATTACH
@@ -203,18 +202,8 @@ func (m *Move) followTo(ctx context.Context, inv *inventory, e *evolution, n int
 		return err
 	}
 	defer m.forgetFollowers()
-	f := followers[n]
-	f.sink.StopAt = at
-	// A transaction beyond the position shows that it is reached.
-	err = m.source(ctx, n, func(conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, `select pg_logical_emit_message(true, $1, 'beyond')`, sink.MessagePrefix)
-		return err
-	})
-	if err == nil {
-		err = m.retry(ctx, f.run)
+	if err := followers[n].upTo(ctx, at); err != nil {
+		return m.changedBelow(ctx, inv, e, err)
 	}
-	if errors.Is(err, errReached) {
-		return nil
-	}
-	return m.changedBelow(ctx, inv, e, err)
+	return nil
 }

@@ -93,10 +93,16 @@ func (inv *inventory) reads(t *moved, name pg.Name, column string) {
 }
 
 // typedSpec is a side's rules with the type of every lookup's result, which the server tells where the
-// configuration does not. A query that the server refuses is a problem; it counts as one of text then, so that the
-// other problems can be found beside it.
-func (m *Move) typedSpec(ctx context.Context, side Side) (spec layout.Spec, problems layout.Problems, err error) {
+// configuration does not, and with its slots as its record has them, else as they were before. A query that the server
+// refuses is a problem; it counts as one of text then, so that the other problems can be found beside it.
+func (m *Move) typedSpec(ctx context.Context, side Side, before []layout.SlotTable) (spec layout.Spec, problems layout.Problems, err error) {
 	spec = side.spec()
+	if spec.SlotTables, err = m.recordedSlots(ctx, side, spec); err != nil {
+		return spec, nil, err
+	}
+	if spec.SlotTables == nil {
+		spec.SlotTables = before
+	}
 	for _, t := range spec.Untyped() {
 		err := m.on(ctx, m.Source.Shards[0], pg.Reader, func(conn *pgx.Conn) error {
 			d, err := lookup.Validate(ctx, conn.PgConn(), t.LookupQuery)

@@ -65,7 +65,7 @@ func (m *Move) tryMoment(ctx context.Context, meanwhile func(context.Context, *m
 	followers := m.followers
 	m.mu.Unlock()
 	if len(followers) == 0 {
-		return nil, &NotReadyError{[]string{"the move does not follow its sources now"}}
+		return nil, &NotReadyError{Because: []string{"the move does not follow its sources now"}}
 	}
 	mo = &moment{at: make([]pg.LSN, len(m.Source.Shards)), sources: make([]*copier.Snapshot, len(m.Source.Shards)), shards: make([]*copier.Snapshot, len(m.Destination.Shards))}
 	defer func() {
@@ -157,7 +157,7 @@ func (m *Move) untilYoung(ctx context.Context) error {
 		case len(all) == 0:
 			return nil
 		case time.Now().After(end):
-			return &NotReadyError{[]string{"transactions older than a second are open, for which a snapshot would have to wait: " + strings.Join(all, "; ")}}
+			return &NotReadyError{Because: []string{"transactions older than a second are open, for which a snapshot would have to wait: " + strings.Join(all, "; ")}}
 		}
 		if err := sleep(ctx, 100*time.Millisecond); err != nil {
 			return err

@@ -28,10 +28,13 @@ type Move struct {
 	sessions sessions
 	spares   spares
 	router   sink.Router
+	unmapped sink.Unmapped
 	book     checkpoints.Book
 	resumed  bool // an earlier worker got the move to its present state, and may have died within it
 
+	forward    *Move               // of the way back (reverse.go): the move it belongs to; else nil
 	requests   chan request        // of people, to the goroutine that conducts the cutover
+	completes  chan completion     // of people, to the goroutine that keeps the source following after the switch
 	amend      func([]step) []step // nil, but in tests: changes the recipe
 	beforeStep func(step string)   // nil, but in tests: runs before each step of a cutover
 
@@ -47,6 +50,9 @@ type Move struct {
 	verified  VerifyStatus
 	cutover   CutoverStatus
 	hooks     []HookStatus // the last run of each
+	reverse   *Move        // the way back, once there is one
+	settled   bool         // what follows the switch is done
+	lost      string       // why there is no way back any more, empty while there is
 	steps     []StepReport // of the last cutover
 	health    health
 	rates     rates
@@ -55,7 +61,8 @@ type Move struct {
 // New makes a Move; nothing is connected or changed before a verb runs.
 func New(c Config, log *slog.Logger) *Move {
 	c.Source.Shards, c.Destination.Shards = named("source", c.Source.Shards), named("destination", c.Destination.Shards)
-	m := &Move{Config: c, log: log, router: sink.Router{Lookups: lookup.New(c.LookupBytes)}, serving: c.Source.Layout, requests: make(chan request)}
+	m := &Move{Config: c, log: log, router: sink.Router{Lookups: lookup.New(c.LookupBytes)}, serving: c.Source.Layout,
+		requests: make(chan request), completes: make(chan completion)}
 	m.verified.State = "none"
 	return m
 }
@@ -70,13 +77,24 @@ func named(side string, shards []pg.Shard) (out []pg.Shard) {
 
 // Close ends every session.
 func (m *Move) Close() {
+	m.mu.Lock()
+	reverse := m.reverse
+	m.reverse = nil
+	m.mu.Unlock()
+	if reverse != nil {
+		reverse.Close()
+	}
 	m.sessions.close()
 	m.spares.close()
 }
 
 // stream keys one source's bookkeeping on the shards.
 func (m *Move) stream(source int) checkpoints.Stream {
-	return checkpoints.Stream{Move: m.Name, Source: source, Epoch: m.book.Epoch}
+	name := m.Name
+	if m.forward != nil {
+		name += reverseStreams
+	}
+	return checkpoints.Stream{Move: name, Source: source, Epoch: m.book.Epoch}
 }
 
 // MigrateOptions is what the command line adds.
@@ -160,6 +178,11 @@ func (m *Move) takeUp(ctx context.Context) error {
 	}
 	m.resumed = known.State != StateCreated
 	m.setState(known.State)
+	if serving, err := m.readServing(ctx); err != nil {
+		return err
+	} else if serving != 0 {
+		m.setServing(serving)
+	}
 	if err := m.lastVerified(ctx); err != nil {
 		return err
 	}
@@ -225,7 +248,9 @@ func (m *Move) advance(ctx context.Context, o MigrateOptions) error {
 		{StateIndexing, m.buildIndexes, StateStreaming},
 		{StateStreaming, func(ctx context.Context) error { return m.streamAndCutOver(ctx, o) }, StateSwitched},
 		{StateCuttingOver, m.decideCutover, ""},
-		{StateSwitched, m.finishSwitch, StateCompleted},
+		{StateSwitched, m.finishSwitch, ""},
+		{StateRollingBack, m.decideRollback, ""},
+		{StateRolledBack, m.finishRollback, ""},
 	}
 	for {
 		state := m.currentState()
@@ -235,7 +260,9 @@ func (m *Move) advance(ctx context.Context, o MigrateOptions) error {
 				continue
 			}
 			done = false
-			if err := p.run(ctx); err != nil {
+			if err := p.run(ctx); errors.Is(err, errEnd) {
+				return nil
+			} else if err != nil {
 				return fmt.Errorf("%s: %w", p.state, err)
 			}
 			if p.state != StateStreaming && p.state != StateSwitched {
@@ -267,9 +294,7 @@ func (m *Move) enter(ctx context.Context, state string) error {
 }
 
 func (m *Move) setState(state string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.state, m.failure = state, ""
+	m.bothWays(func(m *Move) { m.state, m.failure = state, "" })
 }
 
 func (m *Move) currentState() string {
@@ -324,7 +349,7 @@ func worthRetrying(err error) bool {
 	var failed *verify.Failure
 	var tool *ToolError
 	return pg.Transient(err) || errors.As(err, &tool) && tool.lost() || errors.As(err, &rewritten) || errors.Is(err, copier.ErrSnapshotLost) || errors.Is(err, sink.ErrMarked) || errors.Is(err, errMarksLost) ||
-		errors.Is(err, replicator.ErrSlotInUse) || errors.Is(err, checkpoints.ErrPositionMoved) || errors.As(err, &failed) && pg.Transient(failed)
+		errors.Is(err, replicator.ErrSlotInUse) || errors.Is(err, errOthersFirst) || errors.Is(err, checkpoints.ErrPositionMoved) || errors.As(err, &failed) && pg.Transient(failed)
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
@@ -334,78 +359,4 @@ func sleep(ctx context.Context, d time.Duration) error {
 	case <-time.After(d):
 		return nil
 	}
-}
-
-// recorded is what a move is held to: a later start that differs in it is refused.
-type recorded struct {
-	Source, Destination json.RawMessage
-	Include, Exclude    []string
-	Systems             []string // system identifier and database of every shard, sources first
-}
-
-func (m *Move) recordedSpec(ctx context.Context) (json.RawMessage, error) {
-	r := recorded{Include: m.Include, Exclude: m.Exclude}
-	var err error
-	if r.Source, err = json.Marshal(m.Source.spec()); err != nil {
-		return nil, err
-	}
-	if r.Destination, err = json.Marshal(m.Destination.spec()); err != nil {
-		return nil, err
-	}
-	if r.Systems, err = m.systems(ctx); err != nil {
-		return nil, err
-	}
-	return json.Marshal(r)
-}
-
-// systems names the database behind every URL, so that two URLs of the same one, and a URL that now leads elsewhere,
-// are seen.
-func (m *Move) systems(ctx context.Context) ([]string, error) {
-	out := make([]string, len(m.Source.Shards)+len(m.Destination.Shards))
-	identify := func(conn *pgx.Conn, into *string) error {
-		return conn.QueryRow(ctx, `select system_identifier::text || '/' || current_database() from pg_control_system()`).Scan(into)
-	}
-	err := m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error { return identify(conn, &out[n]) })
-	if err == nil {
-		err = m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-			return identify(conn, &out[len(m.Source.Shards)+n])
-		})
-	}
-	return out, err
-}
-
-// sameSpec refuses a configuration that is not the one the move was made with.
-func (m *Move) sameSpec(ctx context.Context, was json.RawMessage) error {
-	now, err := m.recordedSpec(ctx)
-	if err != nil {
-		return err
-	}
-	var a, b recorded
-	if err := errors.Join(json.Unmarshal(was, &a), json.Unmarshal(now, &b)); err != nil {
-		return err
-	}
-	for _, part := range []struct {
-		what     string
-		was, now any
-	}{
-		{"the shards (system identifier and database)", a.Systems, b.Systems},
-		{"the source's layout or rules", a.Source, b.Source},
-		{"the destination's layout or rules", a.Destination, b.Destination},
-		{"[tables] include", a.Include, b.Include},
-		{"[tables] exclude", a.Exclude, b.Exclude},
-	} {
-		if jsonOf(part.was) != jsonOf(part.now) {
-			return fmt.Errorf("%w in %s; hint: put it back, or `cancel` and start a new move", ErrChangedConfig, part.what)
-		}
-	}
-	return nil
-}
-
-// jsonOf compares by meaning: what came back from jsonb has its keys in another order.
-func jsonOf(v any) string {
-	text, _ := json.Marshal(v)
-	var any any
-	_ = json.Unmarshal(text, &any)
-	text, _ = json.Marshal(any)
-	return string(text)
 }

@@ -55,6 +55,13 @@ func (m *Move) allNodes() (all []node) {
 	return all
 }
 
+func (m *Move) sourceNodes() (all []node) {
+	for n := range m.Source.Shards {
+		all = append(all, node{true, n})
+	}
+	return all
+}
+
 func (m *Move) shardOf(n node) pg.Shard {
 	if n.source {
 		return m.Source.Shards[n.number]
@@ -64,7 +71,19 @@ func (m *Move) shardOf(n node) pg.Shard {
 
 // nodeWords names a node without anything of its URL but host and port.
 func (m *Move) nodeWords(n node) string {
-	return fmt.Sprintf("%s at %s", n, m.node(m.shardOf(n)))
+	named := n
+	if m.forward != nil { // its sources are the move's destination
+		named.source = !n.source
+	}
+	return fmt.Sprintf("%s at %s", named, m.node(m.shardOf(n)))
+}
+
+// sourceWords names what a stream comes from.
+func (m *Move) sourceWords(source int) string {
+	if m.forward != nil {
+		return fmt.Sprintf("destination shard %d", source)
+	}
+	return fmt.Sprintf("source %d", source)
 }
 
 const (
@@ -198,8 +217,8 @@ func (m *Move) waiting() (all []string) {
 	for _, f := range m.followers {
 		for shard, stats := range f.sink.Stats() {
 			if stats.Waits > slow {
-				all = append(all, fmt.Sprintf("%s has not answered for %.0f s what source %d's changes ask of it: a lock there, or a server that is slow",
-					m.nodeWords(node{number: shard}), stats.Waits.Seconds(), f.source))
+				all = append(all, fmt.Sprintf("%s has not answered for %.0f s what %s's changes ask of it: a lock there, or a server that is slow",
+					m.nodeWords(node{number: shard}), stats.Waits.Seconds(), m.sourceWords(f.source)))
 			}
 		}
 	}

@@ -87,7 +87,7 @@ func (inv *inventory) placing(name pg.Name, dest *pg.Catalog) (*sink.Table, erro
 	if into == nil {
 		into = root
 	}
-	return t.sinkTable(root, root, into, nil)
+	return t.sinkTable(root, root, into, nil, noStream)
 }
 
 // node is the host and port of a shard's leader as last found, else what its address names first. Nobody is asked.

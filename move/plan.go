@@ -13,6 +13,7 @@ import (
 	"pgreshard/checkpoints"
 	"pgreshard/layout"
 	"pgreshard/pg"
+	"pgreshard/survey"
 )
 
 // Plan is what a move would do and everything that keeps it from starting. Making one changes nothing.
@@ -22,6 +23,10 @@ type Plan struct {
 	Tables   []PlannedTable  `json:"tables"`
 	Problems layout.Problems `json:"problems"`
 	Notes    []string        `json:"notes"` // what an operator should know and need not mend
+	// Statements lose their shard; PlanWith only.
+	Statements []PlannedStatement `json:"statements,omitempty"`
+	// Surveys are what samples of the sources' rows tell of the sharded tables, the largest first; PlanWith only.
+	Surveys []*survey.Report `json:"surveys,omitempty"`
 }
 
 // PlannedNode is one shard of either side.
@@ -55,31 +60,53 @@ func (m *Move) mayStart(ctx context.Context) error {
 
 // Plan reads both sides and names every problem at once. What it tries, it tries in transactions rolled back.
 func (m *Move) Plan(ctx context.Context) (*Plan, error) {
-	p := &planner{Move: m, plan: &Plan{Problems: layout.Problems{}, Notes: []string{}}, systems: map[string]string{}}
-	sources := p.side(ctx, "source", m.Source, p.checkSource)
-	p.side(ctx, "destination", m.Destination, p.checkDestination)
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	if state := p.plan.State; state != StateSwitched && state != StateCompleted { // else the record is this move's own
-		p.plan.Problems = append(p.plan.Problems, p.serving...)
-	}
-	if sources {
-		p.checkNames(ctx)
-		if err := p.checkTables(ctx); err != nil {
-			return nil, err
-		}
+	p, _, err := m.plan(ctx, PlanOptions{})
+	if err != nil {
+		return nil, err
 	}
 	return p.plan, nil
 }
 
+// plan also hands out what the rules are, nil where they cannot be told.
+func (m *Move) plan(ctx context.Context, o PlanOptions) (*planner, *inventory, error) {
+	p := &planner{Move: m, everyKey: o.EveryKey, plan: &Plan{Problems: layout.Problems{}, Notes: []string{}}, systems: map[string]string{}}
+	sources := p.side(ctx, "source", m.Source, p.checkSource)
+	p.side(ctx, "destination", m.Destination, p.checkDestination)
+	if ctx.Err() != nil {
+		return p, nil, ctx.Err()
+	}
+	if p.Reverse && len(p.Source.Shards) > 1 {
+		p.problem("", "after the switch several sources cannot follow yet ([cutover] reverse = true)",
+			"write reverse = false in [cutover]; the move then cannot be rolled back after the switch")
+	}
+	if !p.switched() { // else the record is this move's own
+		p.plan.Problems = append(p.plan.Problems, p.serving...)
+	}
+	if sources {
+		p.checkNames(ctx)
+		inv, err := p.checkTables(ctx)
+		return p, inv, err
+	}
+	return p, nil, nil
+}
+
+// switched says that the new layout serves by this move, or did.
+func (p *planner) switched() bool {
+	switch p.plan.State {
+	case StateSwitched, StateRollingBack, StateCompleted:
+		return true
+	}
+	return false
+}
+
 type planner struct {
 	*Move
-	plan    *Plan
-	mu      sync.Mutex
-	systems map[string]string // system identifier and database to which shard it is
-	fresh   bool              // the home was asked and knows no move of this name
-	serving layout.Problems   // sources on which another layout serves
+	everyKey bool // PlanOptions.EveryKey
+	plan     *Plan
+	mu       sync.Mutex
+	systems  map[string]string // system identifier and database to which shard it is
+	fresh    bool              // the home was asked and knows no move of this name
+	serving  layout.Problems   // sources on which another layout serves
 }
 
 func (p *planner) problem(where, what, hint string) {
@@ -116,6 +143,9 @@ func (p *planner) node(conn *pgx.Conn, side string, n int, shard pg.Shard) {
 	sessions := 4
 	if side == "source" {
 		sessions += p.CopyWorkers + 2
+		if p.Reverse { // a stream of each shard writes there, and another session looks at its standbys
+			sessions = max(sessions, 6+2*len(p.Destination.Shards))
+		}
 	} else {
 		sessions += (p.CopyWorkers + 1) * len(p.Source.Shards)
 	}

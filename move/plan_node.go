@@ -17,6 +17,19 @@ const selectSource = `select current_setting('wal_level'),
 	current_setting('max_wal_senders')::int - (select count(*) from pg_stat_replication), pg_has_role('pg_read_all_stats', 'usage'), current_user::text`
 
 func (p *planner) checkSource(ctx context.Context, where string, n int, conn *pgx.Conn) {
+	p.checkFollowed(ctx, where, p.Source.Shards[n], 2, conn)
+	if p.Reverse {
+		p.checkWritten(ctx, where, p.Source.Shards[n], conn, "; or do without a rollback: [cutover] reverse = false")
+	}
+	var ahead bool
+	if err := conn.QueryRow(ctx, selectAhead).Scan(&ahead); err == nil && ahead {
+		p.note("%s has standbys and no synchronized_standby_slots: after a fail-over the shards may have changes its new leader never had, and the move must be started over", where)
+	}
+	p.checkServing(ctx, where, conn)
+}
+
+// checkFollowed looks whether a stream can be taken from a shard; need are slots, and sessions that stream.
+func (p *planner) checkFollowed(ctx context.Context, where string, shard pg.Shard, need int, conn *pgx.Conn) {
 	var level, user string
 	var slots, senders int
 	var stats bool
@@ -27,27 +40,33 @@ func (p *planner) checkSource(ctx context.Context, where string, n int, conn *pg
 	if level != "logical" {
 		p.problem(where, "wal_level is "+level, "alter system set wal_level = 'logical', and restart the server")
 	}
-	if slots < 2 {
-		p.problem(where, fmt.Sprintf("%d replication slots are free, 2 are needed", slots), "raise max_replication_slots, or drop slots nobody uses")
+	if slots < need {
+		p.problem(where, fmt.Sprintf("%d replication slots are free, %d are needed", slots, need), "raise max_replication_slots, or drop slots nobody uses")
 	}
-	if senders < 2 {
-		p.problem(where, fmt.Sprintf("%d walsenders are free, 2 are needed", senders), "raise max_wal_senders")
+	if senders < need {
+		p.problem(where, fmt.Sprintf("%d walsenders are free, %d are needed", senders, need), "raise max_wal_senders")
 	}
 	if !stats { // pg_stat_activity and pg_stat_replication then hide what the cutover must wait for
 		p.problem(where, "role "+user+" does not see other roles' transactions, nor standbys", "grant pg_monitor to "+ident(user))
 	}
-	replication, err := pg.OpenReplication(ctx, p.Source.Shards[n], p.app(), nil)
+	replication, err := pg.OpenReplication(ctx, shard, p.app(), nil)
 	if err != nil {
 		p.problem(where, "a replication connection is refused: "+oneLine(err),
 			fmt.Sprintf("alter role %s replication, and let pg_hba.conf admit it", ident(user)))
 	} else {
 		_ = replication.Close(ctx)
 	}
-	var ahead bool
-	if err := conn.QueryRow(ctx, selectAhead).Scan(&ahead); err == nil && ahead {
-		p.note("%s has standbys and no synchronized_standby_slots: after a fail-over the shards may have changes its new leader never had, and the move must be started over", where)
+}
+
+// checkWritten looks whether rows can be written to a shard without its triggers firing.
+func (p *planner) checkWritten(ctx context.Context, where string, shard pg.Shard, conn *pgx.Conn, or string) {
+	writer, err := pg.Open(ctx, shard, pg.Writer, p.app())
+	if err != nil {
+		p.problem(where, "session_replication_role cannot be set: "+oneLine(err),
+			fmt.Sprintf("grant set on parameter session_replication_role to %s (PostgreSQL 15 and later), or use a superuser", ident(conn.Config().User))+or)
+		return
 	}
-	p.checkServing(ctx, where, conn)
+	pg.Close(writer)
 }
 
 // From 17 on a server can keep from us what its standbys lack.
@@ -85,12 +104,9 @@ func (p *planner) checkDestination(ctx context.Context, where string, n int, con
 			p.plan.State = known.State
 		}
 	}
-	writer, err := pg.Open(ctx, p.Destination.Shards[n], pg.Writer, p.app())
-	if err != nil {
-		p.problem(where, "session_replication_role cannot be set: "+oneLine(err),
-			fmt.Sprintf("grant set on parameter session_replication_role to %s (PostgreSQL 15 and later), or use a superuser", ident(conn.Config().User)))
-	} else {
-		pg.Close(writer)
+	p.checkWritten(ctx, where, p.Destination.Shards[n], conn, "")
+	if p.Reverse && !p.switched() {
+		p.checkFollowed(ctx, where, p.Destination.Shards[n], 1, conn)
 	}
 	if encoding := conn.PgConn().ParameterStatus("server_encoding"); encoding != "UTF8" {
 		p.problem(where, "its encoding is "+encoding+": text keys are hashed in UTF8 only", "make the destination databases with encoding UTF8")

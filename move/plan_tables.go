@@ -13,12 +13,12 @@ import (
 	"pgreshard/pg"
 )
 
-// checkTables compiles the rules and looks at every table that is to be moved.
-func (p *planner) checkTables(ctx context.Context) error {
+// checkTables compiles the rules and looks at every table that is to be moved. It hands them out where the rules hold.
+func (p *planner) checkTables(ctx context.Context) (*inventory, error) {
 	inv, err := p.takeInventory(ctx)
 	var wrong *PlanError
 	if err != nil && !errors.As(err, &wrong) {
-		return err
+		return nil, err
 	}
 	for n := range inv.sources {
 		p.checkOwners(ctx, inv, n)
@@ -26,7 +26,7 @@ func (p *planner) checkTables(ctx context.Context) error {
 	p.checkRights(ctx, inv)
 	if wrong != nil {
 		p.plan.Problems = append(p.plan.Problems, wrong.Problems...)
-		return nil
+		return nil, nil
 	}
 	for _, t := range inv.tables {
 		p.plan.Tables = append(p.plan.Tables, inv.planned(t))
@@ -37,10 +37,11 @@ func (p *planner) checkTables(ctx context.Context) error {
 			p.checkIdentity(inv, leaf, n)
 		}
 		if err := p.checkGenerated(ctx, inv, n); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	p.checkHazards(ctx, inv)
+	p.checkReverse(inv)
 	if !p.CreateSchema {
 		p.checkExisting(ctx, inv)
 	}
@@ -51,7 +52,16 @@ func (p *planner) checkTables(ctx context.Context) error {
 		p.note("no table of the move comes under %s", rule)
 	}
 	p.noteUnknown(inv)
-	return errors.Join(p.notMoved(ctx, inv), p.noteUniques(ctx, inv), p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
+	return inv, errors.Join(p.noteMappings(ctx, inv), p.notMoved(ctx, inv), p.noteUniques(ctx, inv), p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
+}
+
+// checkReverse: an omnisharded table is followed back from the first shard alone.
+func (p *planner) checkReverse(inv *inventory) {
+	sharded := slices.ContainsFunc(inv.tables, func(t *moved) bool { return !t.rule.Omni })
+	if p.Reverse && !sharded && len(p.Destination.Shards) > 1 && len(inv.tables) > 0 {
+		p.problem("", "every table is omnisharded, so that the old layout could follow the first shard alone ([cutover] reverse = true)",
+			"write reverse = false in [cutover]; the move then cannot be rolled back after the switch")
+	}
 }
 
 // noteUnknown names what [[omnisharded_tables]] lists and the source has not.
@@ -98,23 +108,6 @@ select n.nspname, c.relname, string_agg(a.attname, ', ' order by a.attnum)
          join pg_class s on d.refclassid = 'pg_class'::regclass and s.oid = d.refobjid and s.relkind = 'S'
         where f.adrelid = c.oid and f.adnum = a.attnum))
  group by 1, 2 order by 1, 2`
-
-// noteForeignKeys names the foreign keys that hold only as long as both rows live on one shard.
-func (p *planner) noteForeignKeys(ctx context.Context, inv *inventory) error {
-	if len(p.Destination.Shards) == 1 {
-		return nil
-	}
-	return p.on(ctx, p.Source.Shards[0], pg.Reader, func(conn *pgx.Conn) error {
-		keys, err := ForeignKeys(ctx, conn, inv.names(), p.SkipConstraint)
-		for _, k := range keys {
-			if to := inv.byName[k.Refers]; to != nil && !to.rule.Omni && !k.Leaf {
-				p.note(`foreign key %s of %s refers to %s, which is sharded: it can be kept only if both rows always live on one shard; `+
-					`else leave it out with [schema] skip = ["fk:%s"]`, k.Name, k.Table, k.Refers, k.Name)
-			}
-		}
-		return err
-	})
-}
 
 func (inv *inventory) planned(t *moved) PlannedTable {
 	out := PlannedTable{Table: t.name.String(), Rule: t.rule.Describe()}
@@ -237,6 +230,12 @@ func (p *planner) checkExisting(ctx context.Context, inv *inventory) {
 				}
 				for _, what := range CompareTables(inv.sources[0].Table(t.name), into) {
 					p.problem(where, fmt.Sprintf("table %s differs: %s", t.name, what), "make it like the source's")
+				}
+				for _, leaf := range catalog.Leaves(into) {
+					if p.Reverse && len(leaf.Logged) == 0 {
+						p.problem(where, fmt.Sprintf("%s has no replica identity, so that it cannot be followed back after the switch", leaf.Name),
+							"alter table "+leaf.Name.SQL()+" replica identity full, or set [cutover] reverse = false")
+					}
 				}
 				var rows bool
 				err := conn.QueryRow(ctx, "select exists (select from "+t.name.SQL()+")").Scan(&rows)

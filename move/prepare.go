@@ -43,13 +43,25 @@ func (m *Move) recordLayouts(ctx context.Context) error {
 
 // slot and publication share one name: pgreshard_<move>_<source>, with - as _.
 func (m *Move) slot(source int) string {
+	if m.forward != nil {
+		return m.forward.reverseSlot(source)
+	}
+	return fmt.Sprintf("pgreshard_%s_%d", m.slotName(), source)
+}
+
+// reverseSlot is the name of the slot and publication of one destination shard, whose changes go back to the sources.
+func (m *Move) reverseSlot(shard int) string {
+	return fmt.Sprintf("pgreshard_%s_back_%d", m.slotName(), shard)
+}
+
+func (m *Move) slotName() string {
 	name := []byte(m.Name)
 	for i, c := range name {
 		if c == '-' {
 			name[i] = '_'
 		}
 	}
-	return fmt.Sprintf("pgreshard_%s_%d", name, source)
+	return string(name)
 }
 
 // slotAgain is the temporary slot of a table that is copied a second time.
@@ -136,7 +148,7 @@ func (m *Move) identities(ctx context.Context, inv *inventory) error {
 				return &PlanError{layout.Problems{virtualProblem(leaf, column)}}
 			}
 			was = append(was, identity{leaf.Name, leaf.Replica, leaf.ReplicaIndex})
-			if err := m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetDetail(ctx, conn, identitiesKey(n), was) }); err != nil {
+			if err := m.setDetail(ctx, identitiesKey(n), was); err != nil {
 				return err
 			}
 			if _, err := conn.Exec(ctx, fmt.Sprintf("alter table only %s replica identity full", leaf.Name.SQL())); err != nil {

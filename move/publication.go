@@ -17,9 +17,13 @@ type PublicationError struct {
 	Source int
 	Name   string
 	What   string
+	Back   bool // it is one of a destination shard, for the way back
 }
 
 func (e *PublicationError) Error() string {
+	if e.Back {
+		return fmt.Sprintf("publication %s of destination shard %d was changed: %s; hint: changes may be lost, so there is no way back any more: `pgreshard complete`", e.Name, e.Source, e.What)
+	}
 	return fmt.Sprintf("publication %s of source %d was changed: %s; hint: changes may be lost, so the move must be started over: %s", e.Name, e.Source, e.What, startOver)
 }
 
@@ -52,7 +56,7 @@ func (m *Move) rememberPublication(ctx context.Context, source int, conn *pgx.Co
 	if err != nil {
 		return fmt.Errorf("read the tables of publication %s: %w", m.slot(source), err)
 	}
-	return m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetDetail(ctx, conn, publicationKey(source), then) })
+	return m.setDetail(ctx, publicationKey(source), then)
 }
 
 // slotKey is under what is kept with the move that it makes its slot on a source: before that, one of this name is another's.
@@ -100,7 +104,7 @@ func (m *Move) samePublication(ctx context.Context, inv *inventory, source int) 
 		return err
 	})
 	if err == nil && what != "" {
-		err = &PublicationError{source, m.slot(source), what}
+		err = &PublicationError{Source: source, Name: m.slot(source), What: what}
 	}
 	return err
 }

@@ -30,7 +30,7 @@ func (c *cutover) recipe() []step {
 		{name: "verify", run: c.verifyDrained, tell: c.tellVerify, frozen: true, undone: true},
 		{name: "seal", run: c.seal, tell: c.tellSeal, frozen: true, undone: true},
 		{name: "switch", run: c.switchLayout, tell: c.tellSwitch, undone: true},
-		{name: "open", run: func(ctx context.Context) error { return c.open(ctx, c.inv) }, tell: c.tellOpen},
+		{name: stepOpen, run: func(ctx context.Context) error { return c.open(ctx, c.inv) }, tell: c.tellOpen},
 	}
 	if c.amend != nil {
 		list = c.amend(list)

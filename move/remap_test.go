@@ -1,12 +1,20 @@
 package move_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"pgreshard/layout"
+	"pgreshard/lookup"
+	"pgreshard/move"
 	"pgreshard/pgtest"
+	"pgreshard/sink"
 )
 
 // remapped are tables that go by mappings of every kind, and the SQL of the key each row is placed by.
@@ -67,34 +75,162 @@ func TestRowsMoveWithTheirMappings(t *testing.T) {
 			}
 			s.run(func() { round(20); round(30) })
 			s.sameRows(pgtest.RowsOptions{Omni: true}, "tenants")
-			places := newPlaces(t)
+			s.places = newPlaces(t)
 			for table, key := range remapped {
-				s.sameRows(pgtest.RowsOptions{}, table)
-				want := map[string]int{} // rows by column and shard
 				column := "order_id"
 				if table == "users" || table == "orders" {
 					column = "tenant"
 				}
-				for _, row := range s.sources[0].Query(t, fmt.Sprintf(`select %s, %s, count(*) from %s r group by 1, 2`, column, key, table)) {
-					shard, err := places.of(t.Context(), "bigint", row[1], 3)
-					if err != nil {
-						t.Fatal(err)
-					}
-					want[fmt.Sprint(row[0], " on ", shard, ": ", row[2])]++
-				}
-				for shard, db := range s.shards {
-					for _, row := range db.Query(t, fmt.Sprintf(`select %s, count(*) from %s group by 1`, column, table)) {
-						want[fmt.Sprint(row[0], " on ", shard, ": ", row[1])]--
-					}
-				}
-				for what, n := range want {
-					if n > 0 {
-						t.Errorf("%s: missing %s %s", table, column, what)
-					} else if n < 0 {
-						t.Errorf("%s: there is %s %s, and should not be", table, column, what)
-					}
-				}
+				s.sameRows(pgtest.RowsOptions{}, table)
+				s.placedBy(table, column, key)
 			}
 		})
+	}
+}
+
+// placedBy compares on which shards rows stand, counted by a column, with where a key of each puts them that the sources
+// compute (as SQL, of r) by joining the mapping as it is.
+func (s *smallMove) placedBy(table, column, key string) {
+	s.t.Helper()
+	want := map[string]int{}
+	for _, db := range s.sources {
+		for _, row := range db.Query(s.t, fmt.Sprintf(`select %s, %s, count(*) from %s r group by 1, 2`, column, key, table)) {
+			shard, err := s.places.of(s.t.Context(), "bigint", row[1], len(s.shards))
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			n, _ := strconv.Atoi(row[2])
+			want[fmt.Sprint(row[0], " on ", shard)] += n
+		}
+	}
+	for shard, db := range s.shards {
+		for _, row := range db.Query(s.t, fmt.Sprintf(`select %s, count(*) from %s group by 1`, column, table)) {
+			n, _ := strconv.Atoi(row[1])
+			want[fmt.Sprint(row[0], " on ", shard)] -= n
+		}
+	}
+	for what, n := range want {
+		if n != 0 {
+			s.t.Errorf("%s: rows of %s %s: %d are missing", table, column, what, n)
+		}
+	}
+}
+
+// usersOfTwoSources is a move of users, who live with their tenant's parent, from two sources; tenants are omnisharded.
+func usersOfTwoSources(t *testing.T, shards int) (s *smallMove, tenants [2][][]int) {
+	s, tenants = twoSources(t, shards, `create table tenants (id bigint primary key, parent bigint); create table users (id int primary key, tenant bigint, a int);
+		create table parcels (id int primary key, tenant bigint not null, note text);
+		create table orders (id bigint primary key, tenant bigint not null); create table items (id int primary key, tenant bigint not null, order_id bigint)`)
+	s.places = newPlaces(t)
+	for _, side := range []*move.Side{&s.config.Source, &s.config.Destination} {
+		side.Spec.Omni = []layout.OmniTables{{Database: side.Database, Tables: []string{"tenants"}}}
+	}
+	d := &s.config.Destination
+	d.Spec.Tables = append(d.Spec.Tables, layout.ShardedTable{Database: d.Database, Name: "users", Columns: []string{"tenant"}, LookupQuery: `select coalesce(parent, id) from tenants where id = $1`},
+		layout.ShardedTable{Database: d.Database, Name: "items", Columns: []string{"order_id"}, LookupQuery: `select tenant from orders where id = $1`})
+	return s, tenants
+}
+
+// A row of each source comes before its mapping row, and so does one whose mapping row is the other source's; the first source's
+// stream is far behind the second's. The move stops; the mapping rows are given to the sources alone, and the same command goes on.
+func TestTheStreamsOfTwoSourcesGoOnWhenAMissingMappingIsThere(t *testing.T) {
+	t.Parallel()
+	s, tenants := usersOfTwoSources(t, 3)
+	k := [2]int{tenants[0][0][0], tenants[1][1][0]}
+	for n, db := range s.sources {
+		db.Exec(t, `insert into parcels select g * 2 + $1::int, $2, 'p' from generate_series(1, 300) g`, n, k[n])
+	}
+	missing := func(when string, ready func()) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var place *sink.PlaceError
+		err := s.move().Migrate(ctx, move.MigrateOptions{Ready: func(ctx context.Context) (bool, error) { ready(); <-ctx.Done(); return false, ctx.Err() }})
+		if !errors.As(err, &place) || lookup.Missing(err) == nil {
+			t.Fatalf("%s it ended with %v", when, err)
+		}
+		if hint := move.Hint(err); !strings.Contains(hint, "give the key exactly one mapping row on the source") || strings.Contains(hint, "start over") {
+			t.Errorf("the hint is %q", hint)
+		}
+	}
+	missing("at first", func() {
+		s.sources[0].Exec(t, `insert into parcels select g * 2, $1, repeat('x', 500) from generate_series(1000, 9000) g`, k[0])
+		for n, db := range s.sources {
+			db.Exec(t, `insert into users values ($1, $2, 1)`, 2+n, k[n])
+			db.Exec(t, `insert into items values ($1, $2, $3)`, 2+n, k[n], 101+n) // the order is the other source's
+		}
+	})
+	missing("again", func() {})
+	for n, db := range s.sources {
+		db.Exec(t, `insert into tenants values ($1, $2), ($2, null)`, k[0], k[1])
+		db.Exec(t, `insert into orders values ($1, $2)`, 102-n, k[n])
+	}
+	s.run(func() {
+		for _, db := range s.sources { // one after the other, as an application writes what every shard has
+			db.Exec(t, `update tenants set parent = null`)
+		}
+		s.sources[1].Exec(t, `update users set a = 2`)
+		s.sources[1].Exec(t, `update orders set tenant = $1 where id = 101`, tenants[1][2][0])
+	})
+	s.sameRows(pgtest.RowsOptions{Omni: true}, "tenants")
+	s.sameRows(pgtest.RowsOptions{}, "users", "parcels", "orders", "items")
+	s.placedBy("users", "tenant", `(select coalesce(parent, id) from tenants where id = r.tenant)`)
+	order := map[string]string{}
+	for _, db := range s.sources {
+		for _, row := range db.Query(t, `select id, tenant from orders`) {
+			order[row[0]] = row[1]
+		}
+	}
+	for shard, db := range s.shards {
+		for _, row := range db.Query(t, `select order_id from items`) {
+			if want, err := s.places.of(t.Context(), "bigint", order[row[0]], len(s.shards)); err != nil || want != shard {
+				t.Errorf("the item of order %s is on shard %d, not on %d: %v", row[0], shard, want, err)
+			}
+		}
+	}
+}
+
+// The second source's row is on its way to a shard by the translation its key had, and waits there for a lock, when the first
+// source's stream comes to the change of the mapping. It must not stand there afterwards.
+func TestNoStreamCommitsARowByATranslationThatWasChanged(t *testing.T) {
+	t.Parallel()
+	s, tenants := usersOfTwoSources(t, 3)
+	key, a, b := tenants[1][0][0], tenants[0][0][0], tenants[0][1][0] // on shards 0, 0 and 1
+	for n, db := range s.sources {
+		db.Exec(t, `insert into tenants values ($1, $2), ($2, null)`, key, a)
+		db.Exec(t, `insert into parcels values ($1, $2)`, n, tenants[n][0][0])
+	}
+	s.sources[0].Exec(t, `insert into users values (0, $1, 0)`, a)
+	s.sources[1].Exec(t, `insert into users select g, $1, 0 from generate_series(1, 20) g`, key)
+	var once sync.Once
+	s.run(func() {
+		once.Do(func() {
+			holder := s.shards[0].Conn(t)
+			runOn(t, holder, `set session_replication_role = replica; begin; insert into users values (500, 0, 0)`)
+			s.sources[1].Exec(t, `insert into users values (500, $1, 1)`, key)
+			waiting := `select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and application_name like '%stream'`
+			var pid string
+			for pid == "" {
+				if rows := s.shards[0].Query(t, waiting); len(rows) > 0 {
+					pid = rows[0][0]
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+			for _, db := range s.sources {
+				db.Exec(t, `update tenants set parent = $1 where id = $2`, b, key)
+			}
+			ended := func() bool { return len(s.shards[0].Query(t, `select 1 from pg_stat_activity where pid = `+pid)) == 0 }
+			moved := func() bool { return len(s.shards[0].Query(t, `select 1 from tenants where parent = $1`, b)) > 0 }
+			for !ended() && !moved() {
+				time.Sleep(5 * time.Millisecond)
+			}
+			runOn(t, holder, `rollback`)
+		})
+	})
+	s.sameRows(pgtest.RowsOptions{Omni: true}, "tenants")
+	s.sameRows(pgtest.RowsOptions{}, "users", "parcels")
+	s.placedBy("users", "tenant", `(select coalesce(parent, id) from tenants where id = r.tenant)`)
+	if rows := s.shards[1].Query(t, `select count(*) from users`); rows[0][0] != "21" {
+		t.Errorf("%s users are with their parent", rows[0][0])
 	}
 }

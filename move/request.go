@@ -22,10 +22,24 @@ type CutoverReport struct {
 }
 
 // NotReadyError means that a cutover was asked for at a moment at which it cannot be made. Nothing was changed.
-type NotReadyError struct{ Because []string }
+type NotReadyError struct {
+	Because  []string
+	Back     bool // it was a rollback
+	Complete bool // it was the end of the move
+}
 
 func (e *NotReadyError) Error() string {
+	switch because := strings.Join(e.Because, "; "); {
+	case e.Back:
+		return "it cannot be rolled back now: " + because + "; hint: `pgreshard status` says what a rollback would lose"
+	case e.Complete:
+		return "it cannot be completed now: " + because + "; hint: `pgreshard status` says where the move stands"
+	}
 	return "it is not safe to cut over: " + strings.Join(e.Because, "; ") + "; hint: `pgreshard status --watch` says when it is"
+}
+
+func (m *Move) notReady(because ...string) error {
+	return &NotReadyError{Because: because, Back: m.forward != nil}
 }
 
 // request is a cutover somebody waits for.
@@ -50,13 +64,13 @@ func (m *Move) Cutover(ctx context.Context, o CutoverOptions) (CutoverReport, er
 	safe := m.safe()
 	m.mu.Unlock()
 	if !safe.OK {
-		return CutoverReport{}, &NotReadyError{safe.Because}
+		return CutoverReport{}, m.notReady(safe.Because...)
 	}
 	r := request{o, make(chan outcome, 1)}
 	select {
 	case m.requests <- r:
 	case <-time.After(takeTime):
-		return CutoverReport{}, &NotReadyError{[]string{"the worker is busy with something else"}}
+		return CutoverReport{}, m.notReady("the worker is busy with something else")
 	case <-ctx.Done():
 		return CutoverReport{}, ctx.Err()
 	}
@@ -120,7 +134,7 @@ func (c *cutover) serve(ctx context.Context, r request) (switched bool, err erro
 	report.Steps, report.Serving = c.done, c.servingVersion()
 	report.FreezeSeconds = c.Snapshot().Cutover.FreezeSeconds
 	var undone *UndoneError
-	stays := errors.As(err, &undone) || GaveUp(err)
+	stays := errors.As(err, &undone) || GaveUp(err) || c.forward != nil && refusedNothing(err)
 	if stays && undone != nil && undone.Err == errRehearsed { // and nothing else went wrong
 		r.answer <- outcome{report, nil}
 		return false, nil
@@ -130,6 +144,12 @@ func (c *cutover) serve(ctx context.Context, r request) (switched bool, err erro
 		return false, nil
 	}
 	return err == nil, err
+}
+
+// refusedNothing says that a cutover ended before it refused anything.
+func refusedNothing(err error) bool {
+	var s *stepError
+	return errors.As(err, &s) && (s.step == "arm" || s.step == "check")
 }
 
 // attempts tries the cutover up to the configured number of times.
@@ -142,6 +162,9 @@ func (c *cutover) attempts(ctx context.Context) error {
 	}
 	err := c.tries(ctx)
 	var unknown *UnknownError
+	if !errors.As(err, &unknown) && c.servingVersion() != c.Destination.Layout {
+		err = withHook(err, c.withoutReverse(ctx))
+	}
 	switch {
 	case errors.As(err, &unknown):
 		return err
@@ -154,7 +177,14 @@ func (c *cutover) attempts(ctx context.Context) error {
 	return err
 }
 
-// withHook adds to why a cutover was undone that the hook after it failed.
+// withoutReverse takes away what was made for the way back, since nothing has switched: its slots would keep the log.
+func (c *cutover) withoutReverse(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), slotPatience)
+	defer cancel()
+	return c.dropReverse(ctx)
+}
+
+// withHook adds to why a cutover was undone that what comes after it failed.
 func withHook(err, hook error) error {
 	var undone *UndoneError
 	if hook != nil && errors.As(err, &undone) {

@@ -15,6 +15,8 @@ import (
 type ForeignKey struct {
 	Table      pg.Name
 	Refers     pg.Name // the table it refers to
+	Columns    []string
+	RefColumns []string // those of Refers, in the order of Columns
 	Name       string
 	Definition string // pg_get_constraintdef
 	Comment    string
@@ -37,7 +39,10 @@ with recursive fk (oid, conrelid, leaf, top) as (
   union all
   select x.oid, x.conrelid, true, fk.top from fk join pg_constraint x on x.conparentid = fk.oid and x.conrelid <> fk.conrelid
 )
-select n.nspname, c.relname, rn.nspname, rc.relname, x.conname, pg_get_constraintdef(x.oid),
+select n.nspname, c.relname, rn.nspname, rc.relname,
+       array(select a.attname::text from unnest(x.conkey) with ordinality u(k, i) join pg_attribute a on a.attrelid = x.conrelid and a.attnum = u.k order by u.i),
+       array(select a.attname::text from unnest(x.confkey) with ordinality u(k, i) join pg_attribute a on a.attrelid = x.confrelid and a.attnum = u.k order by u.i),
+       x.conname, pg_get_constraintdef(x.oid),
        coalesce(obj_description(x.oid, 'pg_constraint'), ''), x.convalidated, c.relkind = 'p', fk.leaf, fk.top
   from fk join pg_constraint x on x.oid = fk.oid
   join pg_class c on c.oid = x.conrelid join pg_namespace n on n.oid = c.relnamespace
@@ -56,7 +61,7 @@ func ForeignKeys(ctx context.Context, q pg.Querier, tables []pg.Name, skip []str
 	var out []ForeignKey
 	var k ForeignKey
 	var top string // of a leaf's key: the name of the root's
-	scan := []any{&k.Table.Schema, &k.Table.Table, &k.Refers.Schema, &k.Refers.Table, &k.Name, &k.Definition, &k.Comment,
+	scan := []any{&k.Table.Schema, &k.Table.Table, &k.Refers.Schema, &k.Refers.Table, &k.Columns, &k.RefColumns, &k.Name, &k.Definition, &k.Comment,
 		&k.Validated, &k.Root, &k.Leaf, &top}
 	_, err = pgx.ForEachRow(rows, scan, func() error {
 		if !slices.Contains(skip, "fk:"+top) {

@@ -136,7 +136,12 @@ func (m *Move) connect(ctx context.Context, shard pg.Shard, role pg.Role) (*pgx.
 	return conn, nil
 }
 
-func (m *Move) home(ctx context.Context, fn func(*pgx.Conn) error) error { return m.dest(ctx, 0, fn) }
+func (m *Move) home(ctx context.Context, fn func(*pgx.Conn) error) error {
+	if m.forward != nil {
+		return m.forward.home(ctx, fn)
+	}
+	return m.dest(ctx, 0, fn)
+}
 
 // on runs fn on a session of its own.
 func (m *Move) on(ctx context.Context, shard pg.Shard, role pg.Role, fn func(*pgx.Conn) error) error {

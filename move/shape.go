@@ -4,8 +4,6 @@ import (
 	"context"
 	"slices"
 
-	"github.com/jackc/pgx/v5"
-
 	"pgreshard/pg"
 )
 
@@ -92,7 +90,7 @@ func (s shape) column(num int16) *shapeColumn {
 
 // record keeps with the move what its sources' tables look like, under a key.
 func (m *Move) record(ctx context.Context, key string, all []shapes) error {
-	return m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetDetail(ctx, conn, key, all) })
+	return m.setDetail(ctx, key, all)
 }
 
 // Keys of the move's details: what the shards' tables are like, in terms of the sources'; what they are being made to

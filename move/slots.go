@@ -50,7 +50,7 @@ func timelineKey(source int) string { return fmt.Sprintf("timeline_%d", source) 
 
 // rememberTimeline keeps with the move which timeline of a source the shards' changes are of.
 func (m *Move) rememberTimeline(ctx context.Context, source int, timeline int32) error {
-	return m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetDetail(ctx, conn, timelineKey(source), timeline) })
+	return m.setDetail(ctx, timelineKey(source), timeline)
 }
 
 // slotError adds to an error of a source's slot what only the move knows; at are the shards' positions.

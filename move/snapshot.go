@@ -12,6 +12,35 @@ import (
 func (m *Move) Snapshot() Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	s := m.snapshot()
+	if m.reverse != nil && (m.state == StateSwitched || m.state == StateRollingBack) {
+		m.reverse.mu.Lock()
+		defer m.reverse.mu.Unlock()
+		m.addReverse(&s)
+	}
+	return s
+}
+
+// addReverse tells of the way back; m.mu and its own are held.
+func (m *Move) addReverse(s *Status) {
+	back := m.reverse.snapshot()
+	s.Reverse = &ReverseStatus{Streams: back.Streams, Rollback: back.SafeToCutOver, Lost: m.lost}
+	if because := m.noWayBack(); len(because) > 0 {
+		s.Reverse.Rollback = SafeToCutOver{Because: because}
+	}
+	for _, w := range back.Waiting { // both look at every node
+		if !slices.Contains(s.Waiting, w) {
+			s.Waiting = append(s.Waiting, w)
+		}
+	}
+	s.Alarms = append(s.Alarms, back.Alarms...)
+	if back.Cutover.Step != "" || back.Cutover.FreezeSeconds != nil {
+		s.Cutover.Step, s.Cutover.FreezeSeconds, s.Cutover.Steps = back.Cutover.Step, back.Cutover.FreezeSeconds, back.Cutover.Steps
+	}
+}
+
+// snapshot is what is known of one way; m.mu is held.
+func (m *Move) snapshot() Status {
 	s := Status{Move: m.Name, State: m.state, Layout: StatusLayout{Serving: m.serving, Next: m.Destination.Layout},
 		Verify: m.verified, Cutover: m.cutover, Waiting: m.waiting(), Alarms: m.alarms(), Copy: m.copyStatus(), Streams: m.streamStatus(), Shards: m.shardStatus(), Lookup: m.lookupStatus()}
 	s.Cutover.MaxFreezeSeconds = m.MaxFreeze.Seconds()
@@ -29,16 +58,16 @@ func (m *Move) Snapshot() Status {
 // safe says whether a cutover may be tried now; m.mu is held.
 func (m *Move) safe() SafeToCutOver {
 	var because []string
-	if m.state != StateStreaming {
+	if m.state != m.steady() {
 		because = append(because, "the move is "+m.state)
 	}
 	if m.failure != "" {
 		because = append(because, "it stopped: "+m.failure)
 	}
-	if m.state == StateStreaming && len(m.followers) == 0 {
+	if m.state == m.steady() && len(m.followers) == 0 {
 		because = append(because, "the streams are only being started")
 	}
-	if m.verified.State == "different" && m.MustVerify {
+	if m.verified.State == "different" && m.MustVerify && m.forward == nil { // a rollback compares again in its check
 		because = append(because, fmt.Sprintf("the last comparison found %d differences, in %s", m.verified.Differences, strings.Join(m.verified.Tables, ", ")))
 	}
 	because = append(because, m.lagging(m.followers)...)

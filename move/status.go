@@ -25,6 +25,7 @@ type Status struct {
 	Lookup        LookupStatus   `json:"lookup"`
 	Verify        VerifyStatus   `json:"verify"`
 	Cutover       CutoverStatus  `json:"cutover"`
+	Reverse       *ReverseStatus `json:"reverse,omitempty"` // after the switch, while the old layout is to follow
 	Worker        string         `json:"worker,omitempty"`  // who holds the lease, in words; empty: nobody, or who answers
 	Idle          bool           `json:"idle,omitempty"`    // no worker runs
 	Fences        []FenceStatus  `json:"fences,omitempty"`  // of the sources that have one, as read by who is no worker
@@ -149,6 +150,11 @@ func (s Status) MarshalJSON() ([]byte, error) {
 	p.SafeToCutOver.Because, p.Waiting, p.Alarms = filled(p.SafeToCutOver.Because), filled(p.Waiting), filled(p.Alarms)
 	p.Copy, p.Streams, p.Shards = filled(p.Copy), filled(p.Streams), filled(p.Shards)
 	p.Verify.At = filled(p.Verify.At)
+	if p.Reverse != nil {
+		r := *p.Reverse
+		r.Streams, r.Rollback.Because = filled(r.Streams), filled(r.Rollback.Because)
+		p.Reverse = &r
+	}
 	return json.Marshal(p)
 }
 
@@ -157,4 +163,14 @@ func filled[T any](list []T) []T {
 		return []T{}
 	}
 	return list
+}
+
+// ReverseStatus is how the old layout follows the new one after the switch.
+type ReverseStatus struct {
+	// Streams has one for each destination shard, whose number is its Source.
+	Streams []StreamStatus `json:"streams"`
+	// Rollback says whether a rollback may be tried now, which then loses nothing.
+	Rollback SafeToCutOver `json:"rollback"`
+	// Lost says why there is no way back any more, empty while there is one.
+	Lost string `json:"lost"`
 }

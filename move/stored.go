@@ -2,6 +2,7 @@ package move
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -53,7 +54,22 @@ func (m *Move) Status(ctx context.Context) (Status, error) {
 	}
 	s.Fences = m.storedFences(ctx)
 	s.Streams = m.storedStreams(ctx, s.Streams)
-	return s, ctx.Err()
+	if s.State == StateSwitched || s.State == StateRollingBack {
+		s.Reverse, err = m.storedReverse(ctx)
+	}
+	return s, errors.Join(err, ctx.Err())
+}
+
+// storedReverse is how far the old layout follows the new one, nil where it is not to.
+func (m *Move) storedReverse(ctx context.Context) (*ReverseStatus, error) {
+	if follow, err := m.followable(ctx); err != nil || !follow {
+		return nil, err
+	}
+	back := m.wayBack()
+	back.lookAtNodes(ctx)
+	out := &ReverseStatus{Streams: back.storedStreams(ctx, back.Snapshot().Streams),
+		Rollback: SafeToCutOver{Because: []string{"no worker runs, or it does not answer"}}}
+	return out, back.detail(ctx, lostKey, &out.Lost)
 }
 
 // storedSafe is never yes: who is no worker does not know how far the streams are. After the switch nothing else counts.

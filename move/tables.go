@@ -31,6 +31,7 @@ type moved struct {
 	rule        *layout.Rule
 	sourceRule  *layout.Rule  // where the sources have it; nil with one source
 	query       *lookup.Query // nil without lookup
+	sourceQuery *lookup.Query // the source layout's, where only that one translates: on the way back to one source
 	reads       []pg.Name     // the tables query reads
 	asked       bool          // one of those is sharded: every shard is asked
 	guard       []string      // columns of this table that some lookup reads
@@ -83,22 +84,27 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 			roots = append(roots, t)
 		}
 	}
-	spec, problems, err := m.typedSpec(ctx, m.Destination)
-	if err != nil {
-		return err
-	}
-	if inv.layout, err = layout.Compile(spec, roots); err != nil {
-		problems = append(problems, asProblems(err)...)
-	}
+	var problems layout.Problems
+	var before []layout.SlotTable
 	if len(m.Source.Shards) > 1 {
-		source, more, err := m.typedSpec(ctx, m.Source)
+		source, found, err := m.typedSpec(ctx, m.Source, nil)
 		if err != nil {
 			return err
 		}
-		problems = append(problems, more...)
+		problems = append(problems, found...)
 		if inv.sourceLayout, err = layout.Compile(source, roots); err != nil {
 			problems = append(problems, asProblems(err)...)
+		} else {
+			before = inv.sourceLayout.Spec().SlotTables
 		}
+	}
+	spec, found, err := m.typedSpec(ctx, m.Destination, before)
+	if err != nil {
+		return err
+	}
+	problems = append(problems, found...)
+	if inv.layout, err = layout.Compile(spec, roots); err != nil {
+		problems = append(problems, asProblems(err)...)
 	}
 	if len(problems) > 0 {
 		return &PlanError{problems}
@@ -112,12 +118,15 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 		}
 		mt := &moved{name: t.Name, rule: rule}
 		if rule.Lookup != "" {
-			mt.query = &lookup.Query{ID: rule.ID, Name: fmt.Sprintf("%s.%s.%s", m.Destination.Database, t.Name, rule.Columns[0]),
-				SQL: rule.Lookup, Attempts: m.LookupAttempts, Timeout: m.LookupTimeout}
+			mt.query = m.lookupQuery(t.Name, rule)
 		}
 		if inv.sourceLayout != nil {
 			mt.sourceRule = inv.sourceLayout.Rule(t.Name)
-			problems = append(problems, sameLookup(mt)...)
+			if m.forward != nil && mt.sourceRule != nil && mt.sourceRule.Lookup != "" && rule.Lookup == "" {
+				mt.sourceQuery = m.lookupQuery(t.Name, mt.sourceRule)
+			} else {
+				problems = append(problems, sameLookup(mt)...)
+			}
 		}
 		inv.tables = append(inv.tables, mt)
 		inv.byName[t.Name] = mt
@@ -131,6 +140,11 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 		return &PlanError{problems}
 	}
 	return inv.readLookups(ctx, m)
+}
+
+func (m *Move) lookupQuery(table pg.Name, rule *layout.Rule) *lookup.Query {
+	return &lookup.Query{ID: rule.ID, Name: fmt.Sprintf("%s.%s.%s", m.Destination.Database, table, rule.Columns[0]),
+		SQL: rule.Lookup, Attempts: m.LookupAttempts, Timeout: m.LookupTimeout}
 }
 
 // sameLookup: which source a row is of is told by the destination's translation of its key.
@@ -206,6 +220,10 @@ func (inv *inventory) leaves(source int) (leaves []*pg.Table) {
 // sinkTables makes, for one source, how each leaf's changes are written, by the leaf's OID.
 func (inv *inventory) sinkTables(source int, dest *pg.Catalog, e *evolution) (map[uint32]*sink.Table, map[uint32]pg.Name, error) {
 	tables, leaves := map[uint32]*sink.Table{}, map[uint32]pg.Name{}
+	stream := source
+	if len(inv.sources) == 1 {
+		stream = noStream
+	}
 	for _, t := range inv.tables {
 		if !t.follows(source) {
 			continue
@@ -216,7 +234,7 @@ func (inv *inventory) sinkTables(source int, dest *pg.Catalog, e *evolution) (ma
 		}
 		var shared *sink.Table
 		for _, leaf := range inv.sources[source].Leaves(root) {
-			st, err := t.sinkTable(root, leaf, into, e.renamed(source, into))
+			st, err := t.sinkTable(root, leaf, into, e.renamed(source, into), stream)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -257,9 +275,24 @@ func common(a, b []int) (out []int) {
 	return out
 }
 
-// sinkTable matches a leaf's columns to the destination's by name; renamed tells which the source calls otherwise.
-func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string) (*sink.Table, error) {
-	st := &sink.Table{Source: t.name, Dest: into.Name, SourceParts: root.Kind == 'p', DestParts: into.Kind == 'p', Rule: t.rule, Query: t.query, AskAll: t.asked, WithMapping: t.withMapping, Renamed: renamed, Gone: map[string]bool{}}
+// noStream: of several sources none in particular.
+const noStream = -1
+
+// of is a lookup as one of several streams asks it: its translations are its own, since it sees what it has changed of mappings
+// and not committed, and the others must not.
+func of(q *lookup.Query, stream int) *lookup.Query {
+	if q == nil || stream == noStream {
+		return q
+	}
+	own := *q
+	own.ID += (stream + 1) << 20
+	return &own
+}
+
+// sinkTable matches a leaf's columns to the destination's by name; renamed tells which the source calls otherwise. Its lookups
+// are a stream's.
+func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string, stream int) (*sink.Table, error) {
+	st := &sink.Table{Source: t.name, Dest: into.Name, SourceParts: root.Kind == 'p', DestParts: into.Kind == 'p', Rule: t.rule, Query: of(t.query, stream), AskAll: t.asked, WithMapping: t.withMapping, Renamed: renamed, Gone: map[string]bool{}}
 	called := map[string]bool{}
 	for _, c := range root.Columns {
 		called[cmp.Or(renamed[c.Name], c.Name)] = true
@@ -312,7 +345,7 @@ func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string)
 	}
 	for _, q := range t.plain {
 		if key, value := at(q.key), at(q.value); key >= 0 && value >= 0 && slices.Equal(st.Key, []int{key}) {
-			st.Answers = append(st.Answers, sink.Answer{Query: q.query, Key: key, Value: value})
+			st.Answers = append(st.Answers, sink.Answer{Query: of(q.query, stream), Key: key, Value: value})
 		}
 	}
 	for _, f := range t.feeds {
@@ -320,7 +353,7 @@ func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string)
 		if f.key != "" {
 			key = at(f.key)
 		}
-		st.Feeds = append(st.Feeds, sink.Feed{Query: f.query, Key: key, Adds: f.adds, Unique: f.unique})
+		st.Feeds = append(st.Feeds, sink.Feed{Query: of(f.query, stream), Key: key, Adds: f.adds, Unique: f.unique})
 	}
 	for _, name := range t.guard {
 		if i := at(name); i >= 0 {

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"pgreshard/copier"
 	"pgreshard/lookup"
 	"pgreshard/sink"
@@ -27,8 +25,8 @@ func (m *Move) VerifyNow(ctx context.Context) (*verify.Report, error) {
 
 // verifyNow also says how each table was compared. At most limit rows of a table are named, 0: verify's own bound.
 func (m *Move) verifyNow(ctx context.Context, limit int) (*verify.Report, verify.Request, error) {
-	if state := m.currentState(); state != StateStreaming {
-		return nil, verify.Request{}, &NotReadyError{[]string{"the move is " + state + ", and can be compared beside writers while it is " + StateStreaming}}
+	if state := m.currentState(); state != m.steady() {
+		return nil, verify.Request{}, &NotReadyError{Because: []string{"the move is " + state + ", and can be compared beside writers while it is " + m.steady()}}
 	}
 	was := m.setVerified(VerifyStatus{State: "running"})
 	report, request, err := m.compareAtAMoment(ctx, limit)
@@ -119,7 +117,7 @@ func (m *Move) conclude(ctx context.Context, report *verify.Report) error {
 		v.Tables = report.Unclean()
 	}
 	m.setVerified(v)
-	return m.home(ctx, func(conn *pgx.Conn) error { return m.book.SetDetail(ctx, conn, verifiedKey, v) })
+	return m.setDetail(ctx, verifiedKey, v)
 }
 
 const verifiedKey = "verified"

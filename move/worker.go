@@ -77,10 +77,14 @@ const (
 
 func (m *Move) endOlderSessions(ctx context.Context, n node, conn *pgx.Conn) error {
 	err := m.endSessions(ctx, conn, selectOlder, "pgreshard "+m.Name+"/", m.book.Epoch)
-	if err == nil && n.source {
-		err = m.endSessions(ctx, conn, selectSlotUser, []string{m.slot(n.number), m.slotAgain(n.number)})
+	if err != nil {
+		return err
 	}
-	return err
+	slots := []string{m.reverseSlot(n.number)}
+	if n.source {
+		slots = []string{m.slot(n.number), m.slotAgain(n.number)}
+	}
+	return m.endSessions(ctx, conn, selectSlotUser, slots)
 }
 
 // endSessions ends the sessions a query lists and waits until they are gone.

@@ -67,6 +67,7 @@ func Config(shard Shard, role Role, app string) (*pgx.ConnConfig, error) {
 		return nil, fmt.Errorf("address of %s is not a connection string Postgres understands: %w", shard, redacted(err))
 	}
 	maps.Copy(c.RuntimeParams, settings)
+	maps.Copy(c.RuntimeParams, shard.Settings)
 	c.RuntimeParams["application_name"] = app
 	if role == Writer {
 		c.RuntimeParams["session_replication_role"] = "replica"

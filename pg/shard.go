@@ -12,6 +12,8 @@ type Shard struct {
 	Number int
 	URL    func() (string, error)
 	Known  *Known // nil: nothing is expected of its nodes, and nothing remembered
+	// Settings are sent at the start of every session beside those that all sessions have.
+	Settings map[string]string
 }
 
 // FixedURL makes a Shard of an address that does not change.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,7 +18,7 @@ import (
 )
 
 // Application is the workload's application while its database is moved: it writes to the sources, and to the shards
-// from the moment the layout record of the first of them says that the second layout serves. In that layout users and
+// as long as the layout record of the first of them says that the second layout serves. In that layout users and
 // documents live with their tenant's parent, items with their order's tenant, all else by its own key.
 type Application struct {
 	Sources, Shards []*DB
@@ -26,12 +27,13 @@ type Application struct {
 	serving atomic.Int64
 	stays   atomic.Bool
 	places  *Places
+	slots   [2][]int // of the first and the second layout: the shard of each slot, none where keys go modulo the shards
 }
 
 // NewApplication makes the workload and fills the sources, which have its tables. Without a seed it takes one and logs it.
 func NewApplication(t testing.TB, sources, shards []*DB, o WorkloadOptions) *Application {
 	t.Helper()
-	a := &Application{Sources: sources, Shards: shards, places: NewPlaces(t)}
+	a := &Application{Sources: sources, Shards: shards, places: NewPlaces(t), slots: o.Slots}
 	a.serving.Store(1)
 	if o.Seed == 0 {
 		o.Seed = rand.Uint64()
@@ -50,9 +52,9 @@ func (a *Application) moved() bool { return a.serving.Load() == 2 }
 
 // target sends a tenant's rows to the layout the application follows.
 func (a *Application) target(ctx context.Context, table string, tenant int64) (string, error) {
-	dbs := a.Sources
+	dbs, slots := a.Sources, a.slots[0]
 	if a.moved() {
-		dbs = a.Shards
+		dbs, slots = a.Shards, a.slots[1]
 	}
 	typ, key := "bigint", strconv.FormatInt(tenant, 10)
 	switch {
@@ -60,6 +62,10 @@ func (a *Application) target(ctx context.Context, table string, tenant int64) (s
 		typ, key = "uuid", EventTenant(tenant)
 	case (table == "users" || table == "documents") && a.moved():
 		key = strconv.FormatInt(RootTenant(tenant), 10)
+	}
+	if len(slots) > 0 {
+		slot, err := a.places.Of(context.WithoutCancel(ctx), typ, key, len(slots))
+		return dbs[slots[slot]].URL(), err
 	}
 	shard, err := a.places.Of(context.WithoutCancel(ctx), typ, key, len(dbs))
 	return dbs[shard].URL(), err
@@ -80,17 +86,20 @@ func (a *Application) all(context.Context) (urls []string, err error) {
 // and writes nowhere.
 func (a *Application) Stay(on bool) { a.stays.Store(on) }
 
-// follow looks at the layout record until the second layout serves. The server that holds it may be down meanwhile.
+// follow looks at the layout record, all the time. The server that holds it may be down meanwhile.
 func (a *Application) follow(ctx context.Context) {
 	var conn *pgx.Conn
 	defer func() { pg.Close(conn) }()
-	for ctx.Err() == nil && !a.moved() {
+	for ctx.Err() == nil {
 		if conn == nil || conn.IsClosed() {
 			conn, _ = pgx.Connect(ctx, a.Shards[0].URL()) // asked again below
 		}
 		var version int64
 		if conn != nil && !a.stays.Load() && conn.QueryRow(ctx, `select version from pgreshard.serving`).Scan(&version) == nil {
 			a.serving.Store(version)
+		}
+		if a.moved() { // there is time to notice a rollback
+			sleep(ctx, 8*time.Millisecond)
 		}
 		sleep(ctx, 2*time.Millisecond)
 	}
@@ -137,10 +146,21 @@ var errUndo = errors.New("undo")
 // Placed looks for rows on a shard that PostgreSQL's hash partitioning, or their mapping, does not name.
 func (a *Application) Placed(t testing.TB) {
 	t.Helper()
-	n := len(a.Shards)
+	owners := a.slots[1]
+	if len(owners) == 0 { // modulo the shards: a slot each
+		for shard := range a.Shards {
+			owners = append(owners, shard)
+		}
+	}
 	for shard, db := range a.Shards {
 		is := func(table, key string) string {
-			return fmt.Sprintf("satisfies_hash_partition('%s'::regclass, %d, %d, %s)", table, n, shard, key)
+			ways := []string{"false"}
+			for slot, owner := range owners {
+				if owner == shard {
+					ways = append(ways, fmt.Sprintf("satisfies_hash_partition('%s'::regclass, %d, %d, %s)", table, len(owners), slot, key))
+				}
+			}
+			return "(" + strings.Join(ways, " or ") + ")"
 		}
 		parent := is("of_bigint", "coalesce(t.parent_tenant_id, t.id)")
 		for table, wrong := range map[string]string{

@@ -32,6 +32,10 @@ type WorkloadOptions struct {
 	Lookups    bool // orders with order_items
 	KeyChanges bool // users and documents change tenants
 	NewTenants bool // tenants are made while it runs, and used at once
+
+	// Slots are for an Application: which shard has which slot, in the first layout and in the second; none: keys go modulo
+	// the shards.
+	Slots [2][]int
 }
 
 // Stats is what writers saw.

@@ -61,7 +61,7 @@ type applier struct {
 // run applies until the queue is closed or anything fails; what is not committed then is rolled back by the server.
 func (a *applier) run(ctx context.Context) error {
 	err := a.apply(ctx)
-	if err != nil && a.lost(err) {
+	if err != nil && ctx.Err() == nil && a.lost(err) {
 		return a.away(ctx, err)
 	}
 	return err

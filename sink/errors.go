@@ -65,18 +65,6 @@ func (e *PlaceError) Unwrap() error { return e.Err }
 // RowKey is the key of the row that stopped the move.
 func (e *PlaceError) RowKey() string { return e.Key }
 
-// MappingChangedError means that a row lookups read was changed in a column they read, so that rows already placed
-// would have to move.
-type MappingChangedError struct {
-	Table pg.Name
-	At    pg.LSN
-}
-
-func (e *MappingChangedError) Error() string {
-	return fmt.Sprintf("%s at %s: a mapping that lookup_query reads was changed while the move runs, and with several sources the rows it placed cannot be moved; "+
-		"hint: `cancel --drop-data` and start the move again", e.Table, e.At)
-}
-
 // carefulError means that the rows of a table moved between shards, or changed what lookups read, in a way only seen by
 // asking: the stream is to be read again from the lowest checkpoint, asking row by row for this table.
 type carefulError struct {

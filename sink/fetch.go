@@ -71,24 +71,3 @@ func (r *router) onlyMine(ctx context.Context, t *Table, shard layout.Shard, row
 		return result.Err
 	})
 }
-
-// unchangedForLookups refuses a mapping row that comes with other values, in columns lookups read, than the row of its
-// key that was copied: rows copied since were placed by those.
-func (r *router) unchangedForLookups(ctx context.Context, t *Table, old, new pg.Row) error {
-	if t.guardChanged(old, new) {
-		return &MappingChangedError{Table: t.Source, At: r.tx.Commit}
-	}
-	guard := t.guarded(new)
-	if len(guard) == 0 {
-		return nil
-	}
-	var s statement
-	s.sql = fmt.Sprintf("select 1 from %s t where %s and not (%s)", t.destRows(), t.match(t.Key, s.bind(t, t.Key, new)), t.match(guard, s.bind(t, guard, new)))
-	return r.call(ctx, r.live(r.all), func(ctx context.Context, a *applier) error {
-		result := a.exec(ctx, s)
-		if result.Err == nil && len(result.Rows) > 0 {
-			return &MappingChangedError{Table: t.Source, At: r.tx.Commit}
-		}
-		return result.Err
-	})
-}

@@ -23,12 +23,10 @@ func (r *router) forgiving(ctx context.Context, t *Table, kind pg.Op, old, new p
 				r.forgetTranslations(t, row)
 			}
 		}
-		if r.Mine == nil && kind == pg.OpInsert {
+		if kind == pg.OpInsert {
 			r.mappingComes(t, new)
-		} else if r.Mine == nil { // rows may have been placed by what it was, or by what it is to be
+		} else { // rows may have been placed by what it was, or by what it is to be
 			r.translationsChange(t, old, new)
-		} else if err := r.unchangedForLookups(ctx, t, old, new); err != nil {
-			return err
 		}
 	}
 	if kind == pg.OpDelete {
@@ -54,7 +52,7 @@ func (r *router) put(ctx context.Context, t *Table, row pg.Row) error {
 		}
 		return nil
 	}
-	to, err := r.place(ctx, t, row)
+	to, err := r.placeNew(ctx, t, row)
 	if err != nil {
 		return err
 	}

@@ -39,14 +39,12 @@ func (r *router) mappingPasses(ctx context.Context, t *Table, kind pg.Op, old, n
 				r.Router.Lookups.Store(a.Query, new[a.Key].Bytes, new[a.Value].Bytes)
 			}
 		}
-		if r.Mine == nil {
-			r.mappingComes(t, new)
-		}
+		r.mappingComes(t, new)
 	case pg.OpUpdate:
 		return r.mappingUpdated(ctx, t, old, new)
 	case pg.OpDelete:
 		r.leaving = append(r.leaving, leaving{t, old})
-		if err := r.translateHeld(ctx, t); err != nil || r.Mine != nil {
+		if err := r.translateHeld(ctx, t); err != nil {
 			return err
 		}
 		r.mappingGoes(t, old)
@@ -57,11 +55,8 @@ func (r *router) mappingPasses(ctx context.Context, t *Table, kind pg.Op, old, n
 // mappingsEmptied is mappingGoes for every row of the tables a TRUNCATE empties.
 func (r *router) mappingsEmptied(c heldChange) {
 	for _, t := range r.tables(c) {
-		if r.Mine != nil {
-			return
-		}
 		for _, f := range t.Feeds {
-			r.unmapped(t, f).add(nil, -1)
+			r.keysLost(t, f, nil, -1)
 			if !f.Unique {
 				r.rehomeLater(Feed{Query: f.Query, Key: -1}, nil, every)
 			}
@@ -92,6 +87,19 @@ func (s *keySet) add(row pg.Row, column int) {
 	}
 }
 
+// put adds a key.
+func (s *keySet) put(key []byte) { s.add(pg.Row{{Kind: pg.Text, Bytes: key}}, 0) }
+
+// join puts in every key of another set.
+func (s *keySet) join(other *keySet) {
+	if other.all {
+		s.all, s.keys = true, nil
+	}
+	for key := range other.keys {
+		s.put([]byte(key))
+	}
+}
+
 func (s *keySet) has(row pg.Row, column int) bool {
 	if s.all || s.keys == nil || column < 0 {
 		return s.all
@@ -100,36 +108,26 @@ func (s *keySet) has(row pg.Row, column int) bool {
 	return ok || row[column].Kind == pg.Unchanged
 }
 
-// feedID tells the feeds of a stream apart.
-type feedID struct {
-	table pg.Name
-	query int
-}
-
-// unmapped are the keys of a feed whose mapping rows went while this process follows: rows may carry them still, and a
-// mapping row that comes for one of them moves those.
-func (r *router) unmapped(t *Table, f Feed) *keySet {
-	id := feedID{t.Source, f.Query.ID}
-	if r.Stream.unmapped[id] == nil {
-		r.Stream.unmapped[id] = &keySet{}
-	}
-	return r.Stream.unmapped[id]
-}
-
 // rehomeLater notes that the translation of a row's key may change, and holds the changes of the tables that go by it.
 func (r *router) rehomeLater(f Feed, row pg.Row, which func(*Table) bool) {
 	for _, t := range r.fedBy(f.Query) {
-		if !which(t) {
-			continue
+		if which(t) {
+			r.rehomingOf(t).add(row, f.Key)
 		}
-		i := slices.IndexFunc(r.rehomings, func(h *rehoming) bool { return h.table == t })
-		if i < 0 {
-			i = len(r.rehomings)
-			r.rehomings = append(r.rehomings, &rehoming{table: t})
-		}
-		r.rehomings[i].keys.add(row, f.Key)
-		r.holding[t] = true
 	}
+}
+
+// rehomingOf are the keys of a table that the transaction's end looks at; until then its changes are held.
+func (r *router) rehomingOf(t *Table) *keySet {
+	r.holding[t] = true
+	for _, h := range r.rehomings {
+		if h.table == t {
+			return &h.keys
+		}
+	}
+	h := &rehoming{table: t}
+	r.rehomings = append(r.rehomings, h)
+	return &h.keys
 }
 
 func every(*Table) bool { return true }
@@ -166,8 +164,17 @@ func (r *router) translationsChange(t *Table, old, new pg.Row) {
 // mappingComes looks for rows that go by a key that has a translation from now on.
 func (r *router) mappingComes(t *Table, new pg.Row) {
 	for _, f := range t.Feeds {
-		known := !f.Adds || r.unmapped(t, f).has(new, f.Key)
-		r.rehomeLater(f, new, func(of *Table) bool { return known || of.Rule.OnMissing != layout.MissingStop })
+		known := !f.Adds || r.Unmapped.wasThere(t, f, new)
+		for _, of := range r.fedBy(f.Query) {
+			switch {
+			case known || of.Rule.OnMissing != layout.MissingStop || f.Key >= 0 && len(r.Unmapped.among(of, new[f.Key:f.Key+1])) > 0:
+				r.rehomingOf(of).add(new, f.Key)
+			case f.Key < 0: // it may be for any of those that were placed without
+				if placed := r.Unmapped.of(of); placed.all || len(placed.keys) > 0 {
+					r.rehomingOf(of).join(&placed)
+				}
+			}
+		}
 	}
 }
 
@@ -175,7 +182,7 @@ func (r *router) mappingComes(t *Table, new pg.Row) {
 // another row answers the key.
 func (r *router) mappingGoes(t *Table, old pg.Row) {
 	for _, f := range t.Feeds {
-		r.unmapped(t, f).add(old, f.Key)
+		r.keysLost(t, f, old, f.Key)
 		if !f.Unique {
 			r.rehomeLater(f, old, every)
 		}
@@ -187,12 +194,6 @@ func (r *router) mappingGoes(t *Table, old pg.Row) {
 // before.
 func (r *router) mappingUpdated(ctx context.Context, t *Table, old, new pg.Row) error {
 	changed := t.guardChanged(old, new)
-	if r.Mine != nil {
-		if changed {
-			return &MappingChangedError{Table: t.Source, At: r.tx.Commit}
-		}
-		return nil
-	}
 	if !changed && r.searches(t, old, new) && !t.guardKnown(old) {
 		stands, err := r.standing(ctx, t, find(old, new))
 		if err != nil {
@@ -215,7 +216,7 @@ func (r *router) mappingUpdated(ctx context.Context, t *Table, old, new pg.Row) 
 func (r *router) keysGo(t *Table, old, new pg.Row) {
 	for _, f := range t.Feeds {
 		if f.Key < 0 || old == nil && !t.inKey(f.Key) || old != nil && differ(old[f.Key], new[f.Key]) {
-			r.unmapped(t, f).add(old, f.Key)
+			r.keysLost(t, f, old, f.Key)
 		}
 	}
 }

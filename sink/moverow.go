@@ -12,6 +12,7 @@ import (
 
 	"pgreshard/checkpoints"
 	"pgreshard/layout"
+	"pgreshard/lookup"
 	"pgreshard/pg"
 )
 
@@ -54,8 +55,6 @@ func (r *router) searchUpdate(ctx context.Context, t *Table, to layout.Shard, ol
 	switch {
 	case err != nil:
 		return err
-	case !r.remaps && r.Mine != nil && (image == nil && len(t.Guard) > 0 || image != nil && changedIn(t.Guard, image, new)): // it is not as lookups read it
-		return &MappingChangedError{Table: t.Source, At: r.tx.Commit}
 	case image == nil:
 		return &DivergedError{Table: t.Source, Shard: to, At: r.tx.Commit, What: "update of a row that is on no shard", Key: keyText(new, t.Key)}
 	}
@@ -91,14 +90,21 @@ func (r *router) live(shards []int) []int {
 	return out
 }
 
-// updateOrphan changes a row whose mapping row is gone: it stays where it is, unless its sharding key changes, which
-// then has no place.
-func (r *router) updateOrphan(ctx context.Context, t *Table, old, new pg.Row, missing error) error {
+// updateUnmapped changes a row whose key has no translation: where its key is what it was it stays where it is, and else
+// it goes where rows of such a key do.
+func (r *router) updateUnmapped(ctx context.Context, t *Table, old, new pg.Row, missing error) error {
 	n, err := r.tryUpdate(ctx, t, r.live(r.all), old, new, t.RuleKey...)
-	if err != nil || n == 1 || n == 0 && r.ahead { // the shard it is on may have this transaction already
+	if err != nil || n == 1 {
 		return err
 	}
-	return missing
+	to, err := r.placeUnmapped(ctx, t, new, missing)
+	switch {
+	case err == nil:
+		return r.searchUpdate(ctx, t, to, old, new)
+	case lookup.Missing(err) != nil && r.ahead: // it stayed where it was, on a shard that has this transaction already
+		return nil
+	}
+	return err
 }
 
 // tryUpdate runs an update on shards and says how many rows it found.

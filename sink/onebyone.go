@@ -119,10 +119,8 @@ func (a *applier) diverged(o *op, err error) error {
 	missing := pg.Code(err) == checkpoints.CodeRows
 	switch {
 	case missing && o.table.loose() && o.joint == nil,
-		missing && o.kind == opUpdate && len(o.guard()) > 0 && a.stream.Mine == nil && o.at > a.stream.careful[o.table].end:
+		missing && o.kind == opUpdate && len(o.guard()) > 0 && o.at > a.stream.careful[o.table].end:
 		return &carefulError{table: o.table, at: o.at}
-	case missing && o.kind == opUpdate && len(o.guard()) > 0 && a.stream.Mine != nil:
-		return &MappingChangedError{Table: o.table.Source, At: o.at}
 	case missing && o.kind == opUpdate:
 		e.What = "update of a row that is not there"
 	case missing:

@@ -15,6 +15,7 @@ const (
 	opUpsert    // an insert or complete update that may already be there
 	opDeleteAny // a delete of a row that may be gone
 	opTruncate
+	opLost     // keys have lost their mapping rows
 	opBoundary // a source transaction ended: here a destination transaction may commit
 )
 
@@ -27,6 +28,7 @@ type op struct {
 	at    pg.LSN // commit LSN of the source transaction
 	joint *joint // set where shards must agree on the outcome
 	sql   string // opTruncate: the statement
+	lost  *lostKeys
 
 	remaps bool // opUpdate: known to change what lookups read
 
@@ -50,6 +52,11 @@ const opCost = 256
 // bytes is what an op counts for in a batch.
 func (o *op) bytes() int {
 	n := opCost
+	if o.lost != nil {
+		for key := range o.lost.keys {
+			n += len(key) + 8
+		}
+	}
 	for _, d := range o.new {
 		n += len(d.Bytes) + 8
 	}

@@ -2,6 +2,7 @@ package sink
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"pgreshard/pg"
 )
@@ -19,12 +20,16 @@ func planned(ops []op) []statement {
 	for _, t := range p.order {
 		p.flush(t)
 	}
+	for _, ops := range p.lost {
+		p.out = append(p.out, noteLost(ops[0].table, ops))
+	}
 	return p.out
 }
 
 type planner struct {
 	groups map[*Table]*group
 	order  []*Table
+	lost   [][]*op // by table
 	out    []statement
 }
 
@@ -44,6 +49,13 @@ type net struct {
 func (p *planner) add(o *op) {
 	switch {
 	case o.kind == opBoundary:
+	case o.kind == opLost:
+		i := slices.IndexFunc(p.lost, func(ops []*op) bool { return ops[0].table == o.table })
+		if i < 0 {
+			i = len(p.lost)
+			p.lost = append(p.lost, nil)
+		}
+		p.lost[i] = append(p.lost[i], o)
 	case o.kind == opTruncate:
 		for _, t := range p.order {
 			p.flush(t)

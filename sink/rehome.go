@@ -27,12 +27,21 @@ type rehoming struct {
 func (r *router) rehome(ctx context.Context) error {
 	todo := r.rehomings
 	r.rehomings = nil
+	switch {
+	case r.Level:
+		return nil
+	case len(todo) > 0 && r.together():
+		return ErrRemapped
+	}
 	r.pass++
 	for _, h := range todo {
 		err := error(nil)
 		if h.keys.all {
 			r.Router.Lookups.Forget(h.table.Query)
-			err = r.rehomeAll(ctx, h.table)
+			r.homeless = r.ahead
+			if err = r.rehomeAll(ctx, h.table); err == nil && !r.homeless {
+				err = r.allMapped(ctx, h.table)
+			}
 		} else {
 			err = r.rehomeKeys(ctx, h.table, slices.Sorted(maps.Keys(h.keys.keys)))
 		}
@@ -104,11 +113,15 @@ func (r *router) rehomeAll(ctx context.Context, t *Table) error {
 // rehomeBlock moves the rows of some keys from those of shards where they are not placed.
 func (r *router) rehomeBlock(ctx context.Context, t *Table, shards []int, keys []pg.Datum) error {
 	homes, err := r.homes(ctx, t, keys)
+	if err == nil {
+		err = r.mapped(ctx, t, keys, homes)
+	}
 	if err != nil {
 		return err
 	}
 	wrong := make([][]pg.Datum, len(r.appliers))
 	for i, home := range homes {
+		r.homeless = r.homeless || home < 0
 		for _, shard := range shards {
 			if home >= 0 && int(home) != shard {
 				wrong[shard] = append(wrong[shard], keys[i])

@@ -37,8 +37,12 @@ type router struct {
 	leaving []leaving         // mapping rows the open transaction deletes
 	remaps  bool              // the present change is an update that changes what lookups read
 
-	rehomings []*rehoming // what the open transaction's end has to look at
-	pass      int64       // how often it has done so
+	loses     bool                // the open transaction takes omnisharded mapping rows away
+	lost      map[*Table]*keySet  // keys that lose their mapping rows in the open transaction
+	decided   map[string]decision // by table and key: what rows without translation are placed by in the open transaction
+	rehomings []*rehoming         // what the open transaction's end has to look at
+	homeless  bool                // rows were found that have no mapping row
+	pass      int64               // how often it has done so
 	fed       map[int][]*Table
 	source    *pgx.Conn
 	paused    *Paused
@@ -48,7 +52,7 @@ type router struct {
 }
 
 func newRouter(s *Stream, release func(*pg.Block)) *router {
-	return &router{Stream: s, release: release, bindings: map[uint32]*binding{}, holding: map[*Table]bool{}, once: map[*Table]*Table{}, fed: map[int][]*Table{}, units: make([]unit, len(s.appliers)),
+	return &router{Stream: s, release: release, bindings: map[uint32]*binding{}, holding: map[*Table]bool{}, once: map[*Table]*Table{}, decided: map[string]decision{}, lost: map[*Table]*keySet{}, fed: map[int][]*Table{}, units: make([]unit, len(s.appliers)),
 		skip: make([]bool, len(s.appliers)), kept: make([]bool, len(s.appliers)), all: all(len(s.appliers))}
 }
 
@@ -139,6 +143,10 @@ func (r *router) change(ctx context.Context, c *pg.Change) error {
 		if err := r.letGo(ctx); err != nil {
 			return err
 		}
+		if r.loses && r.together() { // a replay of another stream could not tell what its rows were placed by
+			return ErrRemapped
+		}
+		r.noteLost()
 		r.forgetLeaving()
 		r.boundary(c.Tx.End, r.urgent)
 		r.tx, r.urgent, r.reached = nil, false, c.Tx.End
@@ -168,6 +176,9 @@ func (r *router) change(ctx context.Context, c *pg.Change) error {
 // begin finds the shards that have the transaction already: their checkpoint, an end LSN, is beyond its commit LSN.
 func (r *router) begin(tx *pg.Tx) {
 	r.tx, r.n, r.ahead, r.past, r.pass = tx, 0, false, true, 0
+	r.loses = false
+	clear(r.decided)
+	clear(r.lost)
 	for _, a := range r.appliers {
 		a.rehomed = 0
 	}

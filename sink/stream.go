@@ -12,12 +12,17 @@ import (
 
 	"pgreshard/checkpoints"
 	"pgreshard/layout"
+	"pgreshard/lookup"
 	"pgreshard/pg"
 )
 
 // ErrReread means that the stream is to be read again from the lowest checkpoint: nothing is wrong and nothing is lost,
 // rows turned out to have moved in a way that must be asked for row by row, which the next Run does.
 var ErrReread = errors.New("the stream is to be read again from the lowest checkpoint")
+
+// ErrRemapped means that rows are to move because their mapping was changed, which with several sources only a stream may do
+// that runs alone.
+var ErrRemapped = errors.New("a mapping was changed, and rows are to move with it")
 
 // MessagePrefix marks our own messages in the log (pg_logical_emit_message). One of them makes every shard commit at
 // once, rows or not.
@@ -36,9 +41,18 @@ type Stream struct {
 	// Mine says whether the source layout places a row with this key (Table.SourceKey) on this source; nil where there is
 	// but one.
 	Mine func(t *Table, key []pg.Datum) (bool, error)
+	// Alone says that, where there are several sources, no other's stream runs, and that what each has written is the same on
+	// every shard: only then may rows move with their mappings.
+	Alone bool
+	// Level says that nothing is read but what some shard has committed in runs that moved no rows with their mappings.
+	Level bool
 	// Settle waits until the other sources' streams that carry the table's mapping have passed the positions their sources
 	// have now: a key without mapping at the end of its transaction is asked once more then. nil where there is one source.
 	Settle func(ctx context.Context, t *Table) error
+	// Now asks the sources, as they are now, for translations; nil: Source.
+	Now func(ctx context.Context, t *Table, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error)
+	// Unmapped is shared by the streams of all sources.
+	Unmapped *Unmapped
 	// Forgive records on every shard that a table forgives up to a position, before a row read there is written.
 	Forgive func(ctx context.Context, t *Table, until pg.LSN) error
 	// StopAt ends the stream in order before the first transaction that commits at or after it: every shard then holds
@@ -65,7 +79,6 @@ type Stream struct {
 	gate       *gate
 	counters   counters
 	careful    map[*Table]care
-	unmapped   map[feedID]*keySet
 	applied    atomic.Uint64
 	stopped    atomic.Bool  // at StopAt
 	moved      atomic.Int64 // Unix nanoseconds when applied last grew
@@ -73,7 +86,7 @@ type Stream struct {
 
 // NewStream readies the counters; the exported fields are the caller's to set.
 func NewStream(shards []pg.Shard) *Stream {
-	return &Stream{Shards: shards, counters: counters{shards: make([]shardCounters, len(shards))}, careful: map[*Table]care{}, pauses: make(chan *Paused), unmapped: map[feedID]*keySet{}}
+	return &Stream{Shards: shards, counters: counters{shards: make([]shardCounters, len(shards))}, careful: map[*Table]care{}, pauses: make(chan *Paused), Unmapped: &Unmapped{}}
 }
 
 // care is how far a table is asked row by row, because a row was not where its new key places it.
@@ -81,6 +94,9 @@ type care struct {
 	end    pg.LSN
 	window pg.LSN // bytes of log
 }
+
+// together says that other sources' streams run, so that no mapping may change now.
+func (s *Stream) together() bool { return s.Mine != nil && !s.Alone && !s.Level }
 
 // firstCare is how much log is read with care after a row has moved. Where the next one moves soon after that, it is
 // four times as much, so that a table whose rows move all the time is not begun again for each.
@@ -175,8 +191,7 @@ func (s *Stream) write(ctx context.Context, blocks <-chan *pg.Block, release fun
 // connection's backend committed after all what this run then tried to write again.
 func (s *Stream) overtaken(ctx context.Context, err error) error {
 	var diverged *DivergedError
-	var mapping *MappingChangedError
-	if !errors.As(err, &diverged) && !errors.As(err, &mapping) {
+	if !errors.As(err, &diverged) {
 		return err
 	}
 	for _, a := range s.appliers {
@@ -210,6 +225,9 @@ func (s *Stream) connect(ctx context.Context) error {
 			return err
 		}
 		if a.at, err = s.Checkpoint.Lock(ctx, conn); err != nil {
+			return err
+		}
+		if err := s.Checkpoint.UnmappedKeys(ctx, conn, s.Unmapped.add); err != nil {
 			return err
 		}
 		a.durable.Store(uint64(a.at))

@@ -23,7 +23,7 @@ func (r *router) strict(ctx context.Context, t *Table, kind pg.Op, old, new pg.R
 	}
 	switch kind {
 	case pg.OpInsert:
-		shard, err := r.place(ctx, t, new)
+		shard, err := r.placeNew(ctx, t, new)
 		r.addIf(err, shard, op{kind: opInsert, table: t, new: new})
 		return err
 	case pg.OpDelete:
@@ -136,7 +136,7 @@ func (r *router) update(ctx context.Context, t *Table, old, new pg.Row) error {
 func (r *router) updateLoose(ctx context.Context, t *Table, old, new pg.Row) error {
 	to, err := r.place(ctx, t, new)
 	if lookup.Missing(err) != nil && r.ending {
-		return r.updateOrphan(ctx, t, old, new, err)
+		return r.updateUnmapped(ctx, t, old, new, err)
 	}
 	if err != nil {
 		return err

@@ -31,8 +31,8 @@ const (
 	layoutEvery = 100 * time.Millisecond
 )
 
-// layout answers with the serving layout. With after=N it first waits, up to layoutWait, for a version above N; the
-// version in the answer says whether there was one.
+// layout answers with the serving layout. With after=N it first waits, up to layoutWait, for another version than N, a newer
+// one or after a rollback the one before; the version in the answer says whether there was one.
 func (s *Server) layout(w http.ResponseWriter, r *http.Request) {
 	if after := r.URL.Query().Get("after"); after != "" {
 		version, err := strconv.Atoi(after)
@@ -40,7 +40,7 @@ func (s *Server) layout(w http.ResponseWriter, r *http.Request) {
 			problem(w, http.StatusBadRequest, "after is not a layout version")
 			return
 		}
-		if !newer(r, s.config.Snapshot, version) {
+		if !another(r, s.config.Snapshot, version) {
 			return // the asker has gone
 		}
 	}
@@ -52,13 +52,13 @@ func (s *Server) layout(w http.ResponseWriter, r *http.Request) {
 	reply(w, l)
 }
 
-// newer waits until a layout above version serves or the time is up; false means that nobody waits for the answer.
-func newer(r *http.Request, snapshot func() move.Status, version int) bool {
+// another waits until another layout than version serves or the time is up; false means that nobody waits for the answer.
+func another(r *http.Request, snapshot func() move.Status, version int) bool {
 	ticker := time.NewTicker(layoutEvery)
 	defer ticker.Stop()
 	end := time.NewTimer(layoutWait)
 	defer end.Stop()
-	for snapshot().Layout.Serving <= version {
+	for snapshot().Layout.Serving == version {
 		select {
 		case <-r.Context().Done():
 			return false

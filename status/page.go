@@ -50,6 +50,8 @@ var buttons = []button{
 	{Name: "Verify", Path: "verify"},
 	{Name: "Rehearse the cutover", Path: "cutover", Body: `{"rehearse":true}`, Ask: "Writes will be refused for a moment. Rehearse?"},
 	{Name: "Cut over", Path: "cutover", Ask: "Writes will be refused for a moment, and the new layout serves. Cut over?"},
+	{Name: "Roll back", Path: "rollback", Ask: "Writes will be refused for a moment, and the old layout serves again. Roll back?"},
+	{Name: "Complete", Path: "complete", Ask: "The old layout will not follow any more, and there is no way back then. Complete the move?"},
 }
 
 // page is the status for a browser, as of the request.

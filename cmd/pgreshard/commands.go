@@ -8,6 +8,8 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -17,17 +19,26 @@ import (
 
 func (a *app) planCommand() *cobra.Command {
 	var asJSON bool
-	var file string
+	var file, shards string
+	var o move.PlanOptions
 	c := &cobra.Command{
 		Use:   "plan",
 		Short: "Say what a move would do and what stands in its way; changes nothing",
-		Args:  cobra.NoArgs,
+		Long: "Say what a move would do, where the rows will go and what stands in the way. It changes nothing, and of each table\n" +
+			"it reads a sample: about 30,000 rows, 16 MB at most, and the largest keys once more to count them.",
+		Example: "  pgreshard plan --placements\n  pgreshard plan --shards 8..16 --report plan.html",
+		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			var err error
+			if o.From, o.To, err = stretch(shards); err != nil {
+				return err
+			}
 			return a.with(c.Context(), func(e engine, cfg *Config) error {
-				if err := cfg.unbuilt(); err != nil {
+				if err := cfg.unbuilt("general.show_keys"); err != nil {
 					return err
 				}
-				p, err := e.Plan(c.Context())
+				o.ShowKeys = cfg.General.ShowKeys
+				p, err := e.Plan(c.Context(), o)
 				if err != nil {
 					return err
 				}
@@ -39,9 +50,29 @@ func (a *app) planCommand() *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	c.Flags().StringVar(&file, "report", "", "write the plan to `file` as well")
-	laterFlags(c, "placements", "shards", "lookups")
+	c.Flags().StringVar(&file, "report", "", "write the plan to `file` as well: a page where it ends in .html")
+	c.Flags().BoolVar(&o.Placements, "placements", false, "compare ways to place rows, on the sampled keys")
+	c.Flags().StringVar(&shards, "shards", "", "compare them for each number of shards of a `stretch`, as 8..16")
+	c.Flags().BoolVar(&o.EveryKey, "lookups", false, "ask for the mapping row of every key, not of a sample")
 	return c
+}
+
+// stretch reads "8..16", or "8" alone; nothing is 0.
+func stretch(text string) (from, to int, err error) {
+	const most = 1024
+	if text == "" {
+		return 0, 0, nil
+	}
+	low, high, two := strings.Cut(text, "..")
+	if !two {
+		high = low
+	}
+	from, errFrom := strconv.Atoi(low)
+	to, errTo := strconv.Atoi(high)
+	if errFrom != nil || errTo != nil || from < 1 || to < from || to > most {
+		return 0, 0, usage("--shards 8..16", "--shards %q is not a stretch of numbers of shards, from 1 to %d", text, most)
+	}
+	return from, to, nil
 }
 
 // checked turns a result that is not well into exit 3, after it was printed.
@@ -61,7 +92,11 @@ func writeReport(file string, r report) (err error) {
 	if err != nil {
 		return usage("name a file that can be written", "write the report: %w", err)
 	}
-	return errors.Join(r.WriteText(f), f.Close())
+	write := r.WriteText
+	if page, ok := r.(interface{ WriteHTML(io.Writer) error }); ok && strings.HasSuffix(file, ".html") {
+		write = page.WriteHTML
+	}
+	return errors.Join(write(f), f.Close())
 }
 
 func (a *app) verifyCommand() *cobra.Command {

@@ -31,6 +31,10 @@ func (*fakeEngine) Cancel(context.Context, move.CancelOptions) error { return ni
 func (*fakeEngine) Cutover(context.Context, move.CutoverOptions) (move.CutoverReport, error) {
 	return move.CutoverReport{}, nil
 }
+func (*fakeEngine) Rollback(context.Context) (move.CutoverReport, error) {
+	return move.CutoverReport{}, nil
+}
+func (*fakeEngine) CompleteNow(context.Context, bool) error        { return nil }
 func (e *fakeEngine) Complete(context.Context, bool) (bool, error) { return e.fenced, nil }
 
 type fakeReport struct {
@@ -44,7 +48,9 @@ func (r fakeReport) WriteText(w io.Writer) error {
 }
 func (r fakeReport) OK() bool { return r.ok }
 
-func (e *fakeEngine) Plan(context.Context) (report, error) { return fakeReport{"plan", e.ok}, nil }
+func (e *fakeEngine) Plan(context.Context, move.PlanOptions) (report, error) {
+	return fakeReport{"plan", e.ok}, nil
+}
 func (e *fakeEngine) Verify(context.Context) (report, error) {
 	return fakeReport{"comparison", e.ok}, nil
 }
@@ -116,9 +122,10 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 		"an unknown command is 2":                  {args: []string{"frobnicate"}, code: 2, stderr: "unknown command"},
 		"an unknown flag is 2":                     {args: []string{"plan", "--frob"}, code: 2, stderr: "unknown flag"},
 		"an unknown log format is 2":               {args: []string{"plan", "--log-format", "xml"}, code: 2, stderr: `"xml" is not a format`},
-		"a command that is not built says so":      {args: []string{"rollback", "--dry-run"}, code: 2, stderr: "pgreshard rollback is not built yet (hint: "},
-		"a flag that is not built says so":         {args: []string{"plan", "--shards", "8..16"}, code: 2, stderr: "plan --shards is not built yet"},
+		"a command that is not built says so":      {args: []string{"serve", "--dry-run"}, code: 2, stderr: "pgreshard serve is not built yet (hint: "},
 		"a repair needs a worker":                  {args: []string{"verify", "--repair"}, code: 1, stderr: "cannot be asked"},
+		"plan compares numbers of shards":          {args: []string{"plan", "--shards", "8..16"}, stdout: "the plan\n"},
+		"plan refuses a stretch that is none":      {args: []string{"plan", "--shards", "16..8"}, code: 2, stderr: `"16..8" is not a stretch`},
 		"an error as JSON carries hint and code":   {args: []string{"--log-format", "json", "plan"}, bad: true, code: 3, stderr: `"exit":3`},
 		"the help names no command there is not":   {args: []string{"--help"}, stdout: "migrate"},
 		"migrate ends with 0 when the worker does": {args: []string{"migrate", "--yes"}},
@@ -129,7 +136,7 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 			if code != test.code || !strings.Contains(stdout, test.stdout) || !strings.Contains(stderr, test.stderr) {
 				t.Errorf("got %d\n%s%s", code, stdout, stderr)
 			}
-			if strings.Contains(stdout, "serve  ") || strings.Contains(stdout, "rollback  ") {
+			if strings.Contains(stdout, "serve  ") || strings.Contains(stdout, "check  ") {
 				t.Errorf("help lists what is not built:\n%s", stdout)
 			}
 		})
@@ -143,7 +150,7 @@ func TestASettingThatIsNotBuiltIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = c.unbuilt()
-	for _, part := range []string{"cutover.reverse: ", "checks: ", "replicas: "} {
+	for _, part := range []string{"checks: ", "replicas: "} {
 		if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), part) {
 			t.Errorf("no %s in %v", part, err)
 		}
@@ -154,7 +161,6 @@ func TestASettingThatIsNotBuiltIsRefused(t *testing.T) {
 		"cdc":      func(c *Config) { c.CDC.Snapshot = false },
 	} {
 		c := defaults()
-		c.Cutover.Reverse = false
 		if err := c.unbuilt(); err != nil {
 			t.Fatal(err)
 		}
@@ -315,7 +321,7 @@ func TestTheEndOfAMoveNamesWhatStays(t *testing.T) {
 		"complete names the fence":                   {args: []string{"complete"}, fenced: true, stdout: "what stays: the layout record on every shard, and the fence on the retired source\n"},
 		"complete again, after the fence was let go": {args: []string{"complete"}, stdout: "what stays: the layout record on every shard\n"},
 	} {
-		code, stdout, stderr := call(t, &fakeEngine{fenced: test.fenced}, freePort(t), test.args...)
+		code, stdout, stderr := call(t, &fakeEngine{fenced: test.fenced, status: move.Status{Idle: true}}, freePort(t), test.args...)
 		if code != 0 || !strings.Contains(stdout, test.stdout) || !strings.Contains(stderr, test.stderr) || test.stderr == "" && stderr != "" {
 			t.Errorf("%s: %d\n%s%s", name, code, stdout, stderr)
 		}

@@ -42,6 +42,7 @@ type clusterSection struct {
 type shardSection struct {
 	URL      address   `toml:"url"`
 	Replicas []address `toml:"replicas"` // read by check only
+	Weight   int       `toml:"weight"`   // its part of the slots beside the others'; 0: 1
 }
 
 type tablesSection struct {

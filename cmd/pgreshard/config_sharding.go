@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -12,6 +13,11 @@ func (c *Config) spec(cluster clusterSection) layout.Spec {
 	all := layout.Spec{
 		Version: cluster.Layout, Shards: len(cluster.Shards),
 		Tables: c.Sharded, Mappings: c.Mappings, Omni: c.Omni, Schemas: c.Schemas,
+	}
+	if slices.ContainsFunc(cluster.Shards, func(s shardSection) bool { return s.Weight != 0 }) {
+		for _, s := range cluster.Shards {
+			all.Weights = append(all.Weights, cmp.Or(s.Weight, 1))
+		}
 	}
 	return all.Of(cluster.Database, c.Destination.Database)
 }

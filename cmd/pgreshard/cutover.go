@@ -143,7 +143,7 @@ func (a *app) ask(ctx context.Context, e engine, c *Config, name string, options
 		case readErr != nil:
 			return readErr
 		case s.Idle:
-			return &exitError{code: exitFailed, hint: "`pgreshard migrate --hold` runs one", err: errors.New("no worker runs this move")}
+			return noWorker(name, s)
 		}
 		return &exitError{code: exitFailed, hint: "run this on the worker's machine, with its configuration and as its user",
 			err: fmt.Errorf("the worker that holds this move (%s) cannot be asked: %w", s.Worker, err)}

@@ -49,12 +49,12 @@ func (a *app) completeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "complete",
 		Short: "End a move that has switched",
-		Long: "End a move that has switched. Two things stay: the layout record on the serving shards, and the fence on the retired\n" +
-			"source, so that a forgotten writer is refused and not lost.",
+		Long: "End a move that has switched: the old layout does not follow any more, what the move made is dropped. Two things stay: the layout record on the serving shards, and the fence on the retired\n" +
+			"source, so that a forgotten writer is refused and not lost. A worker that runs is asked to, and ends.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.with(c.Context(), func(e engine, config *Config) error {
-				fenced, err := e.Complete(c.Context(), release)
+				fenced, err := a.complete(c.Context(), e, config, release)
 				if err != nil {
 					return err
 				}

@@ -10,12 +10,15 @@ import (
 
 // engine is what the commands ask of a move. Package move has it; tests have one of their own.
 type engine interface {
-	Plan(context.Context) (report, error)
+	Plan(context.Context, move.PlanOptions) (report, error)
 	// Migrate runs the move to its end. Before the freeze it asks ready, where there is one, which may wait; a no
 	// leaves the destination following the source.
 	Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error
 	// Cutover asks Migrate of the same engine, which runs in another goroutine, to cut over now.
 	Cutover(context.Context, move.CutoverOptions) (move.CutoverReport, error)
+	// Rollback and CompleteNow ask it, after the switch, to switch back, or to end the move.
+	Rollback(context.Context) (move.CutoverReport, error)
+	CompleteNow(ctx context.Context, release bool) error
 	Verify(context.Context) (report, error)
 	// VerifyNow is of the engine whose Migrate runs in another goroutine and follows its sources.
 	VerifyNow(context.Context) (*verify.Report, error)

@@ -87,6 +87,10 @@ func hintOf(err error) string {
 	case exitCheck:
 		return "mend what is listed, then run the same command again"
 	case exitUndone:
+		var undone *move.UndoneError
+		if errors.As(err, &undone) && undone.Back {
+			return "the new layout serves writes; mend what is named and run the same command again"
+		}
 		return "the source serves writes; mend what is named and run the same command again"
 	case exitUnknown:
 		return "run nothing yet: pgreshard status reads both sides and says which layout serves"

@@ -26,9 +26,9 @@ func fails(t *testing.T, env []string, file string, parts ...string) {
 	}
 }
 
-// What a hint asks for must be what helps: a row without mapping stops the stream for good, as a lost slot does, and
-// starting over as the hint says ends in a whole move.
-func TestWhatStopsTheStreamForGoodIsToldToBeStartedOver(t *testing.T) {
+// What a hint asks for must be what helps: a row without mapping stops the stream until the source has one, a lost slot for
+// good, and starting over as the hint says ends in a whole move.
+func TestWhatStopsTheStreamIsToldWhatHelps(t *testing.T) {
 	t.Parallel()
 	const over = "`pgreshard cancel --drop-data`, then `pgreshard migrate`"
 	r := newWrongRig(t, pgtest.Shared(t))
@@ -36,19 +36,27 @@ func TestWhatStopsTheStreamForGoodIsToldToBeStartedOver(t *testing.T) {
 	file, env := filepath.Join(t.TempDir(), "pgreshard.toml"), []string{stateVariable + "=" + t.TempDir()}
 	writeConfig(t, file, nameOf(r.source), freePort(t), []string{r.source.URL()}, urls(r.shards), wrongRules)
 
+	const missing = "give the key exactly one mapping row on the source"
 	worker := start(t, env, "-c", file, "migrate", "--hold")
 	worker.says(t, "held before the cutover")
 	r.source.Exec(t, `insert into orders values (1000, 999)`)
-	if code, said := worker.wait(t); code != exitFailed || !strings.Contains(said, "the stream cannot pass this row") || !strings.Contains(said, over) || !strings.Contains(said, "(key 999)") {
+	if code, said := worker.wait(t); code != exitFailed || !strings.Contains(said, missing) || strings.Contains(said, over) || !strings.Contains(said, "(key 999)") {
 		t.Errorf("a row without mapping: %d\n%s", code, said)
 	}
-	r.source.Exec(t, `insert into tenants values (999)`) // too late
-	fails(t, env, file, "the stream cannot pass this row", over)
+	fails(t, env, file, missing)
 	p := start(t, env, "-c", file, "status")
-	if code, said := p.wait(t); code != exitDone || !strings.Contains(said, over) {
+	if code, said := p.wait(t); code != exitDone || !strings.Contains(said, missing) {
 		t.Errorf("status: %d\n%s", code, said)
 	}
+	r.source.Exec(t, `insert into tenants values (999)`)
+	worker = start(t, env, "-c", file, "migrate", "--hold")
+	worker.says(t, "held before the cutover")
+	until(t, worker, "the row came", func() bool {
+		return len(r.shards[0].Query(t, `select 1 from orders where id = 1000`))+len(r.shards[1].Query(t, `select 1 from orders where id = 1000`)) == 1
+	})
+	worker.kill()
 	slot := "pgreshard_" + strings.ReplaceAll(nameOf(r.source), "-", "_") + "_0"
+	r.source.Exec(t, `select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where slot_name = $1 and active`, slot) // it may not have heard of the kill
 	r.source.Exec(t, `select pg_drop_replication_slot($1)`, slot)
 	fails(t, env, file, "the replication slot does not exist", over)
 	for _, command := range [][]string{{"cancel", "--drop-data"}, {"migrate", "--yes"}} {
@@ -70,12 +78,15 @@ func TestAHintKnowsTheCopyFromTheStream(t *testing.T) {
 	missing := &lookup.MissingError{Query: &lookup.Query{Name: "d.public.orders.tenant_id"}}
 	for name, test := range map[string]struct {
 		at   pg.LSN
+		err  error
 		want string
 	}{
-		"in the copy the mapping row can be added":  {0, "hint: give the key exactly one mapping row on the source"},
-		"in the stream there is only starting over": {1, "hint: the stream cannot pass this row"},
+		"in the copy the mapping row can be added":                    {0, missing, "hint: give the key exactly one mapping row on the source"},
+		"and in the stream":                                           {1, missing, "hint: give the key exactly one mapping row on the source"},
+		"in the copy a row that no rule takes can be mended":          {0, errors.New("x"), "hint: give the key exactly one mapping row on the source, or mend the row"},
+		"in the stream it is there for good, and is to be begun anew": {1, errors.New("x"), "hint: the stream cannot pass this row"},
 	} {
-		got := explain(errors.Join(&sink.PlaceError{At: test.at, Err: missing}))
+		got := explain(errors.Join(&sink.PlaceError{At: test.at, Err: test.err}))
 		if !strings.Contains(got, test.want) || strings.Contains(got, "on_missing") || strings.Count(got, "hint: ") != 1 {
 			t.Errorf("%s: %s", name, got)
 		}

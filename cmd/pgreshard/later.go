@@ -15,7 +15,7 @@ func notBuilt(what string) error {
 // laterCommands answer with notBuilt and stand in no help.
 func (a *app) laterCommands() []*cobra.Command {
 	var list []*cobra.Command
-	for _, name := range []string{"serve", "check", "rollback"} {
+	for _, name := range []string{"serve", "check"} {
 		list = append(list, &cobra.Command{
 			Use: name, Hidden: true, DisableFlagParsing: true,
 			RunE: func(*cobra.Command, []string) error { return notBuilt("pgreshard " + name) },
@@ -51,15 +51,14 @@ func laterFlags(c *cobra.Command, names ...string) {
 	}
 }
 
-// unbuilt refuses settings that would be ignored in silence.
-func (c *Config) unbuilt() error {
+// unbuilt refuses settings that would be ignored in silence, but for those that the caller heeds.
+func (c *Config) unbuilt(heeded ...string) error {
 	var problems []problem
 	for _, s := range []struct {
 		set  bool
 		key  string
 		hint string
 	}{
-		{c.Cutover.Reverse, "cutover.reverse", "true is the default: write reverse = false; the move then cannot be rolled back after the switch"},
 		{c.CDC.Enabled || !c.CDC.Snapshot, "cdc", "take the section out"},
 		{c.NATS.URL != "" || c.NATS.Embedded || c.NATS.StoreDir != "", "nats", "take the section out"},
 		{c.Source.replicated() || c.Destination.replicated(), "replicas", "take them out: nothing reads there yet"},
@@ -68,7 +67,7 @@ func (c *Config) unbuilt() error {
 		{len(c.Checks) > 0, "checks", "take the section out"},
 		{!c.General.ShowKeys, "general.show_keys", "true"},
 	} {
-		if s.set {
+		if s.set && !slices.Contains(heeded, s.key) {
 			problems = append(problems, problem{key: s.key, what: "what it asks for is not built yet", hint: s.hint})
 		}
 	}

@@ -24,6 +24,7 @@ func (a *app) migrateCommand() *cobra.Command {
 		Short: "Move the database: copy, follow, verify, cut over",
 		Long: "Move the database: schema, copy, indexes, catch up, verify, cut over. Writers go on all along; they are refused\n" +
 			"for the freeze at the end. Stopped or killed, the same command goes on where it was.\n" +
+			"After the switch it keeps the old layout following, for a rollback, until `complete` or `rollback` ([cutover] reverse).\n" +
 			"On a terminal it asks before the freeze; elsewhere it wants to be told with --yes or --hold.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -100,7 +101,7 @@ func (a *app) newServer(worker, asked engine, c *Config) (*status.Server, error)
 			return asked.Route(ctx, table, key)
 		},
 		Words: stateLine, Events: a.recent.events,
-		Verbs: map[string]status.Verb{"cutover": a.cutoverVerb(worker), "verify": verifyVerb(worker)},
+		Verbs: map[string]status.Verb{"cutover": a.cutoverVerb(worker), "rollback": a.rollbackVerb(worker), "complete": a.completeVerb(worker), "verify": verifyVerb(worker)},
 		Cert:  c.HTTP.TLSCert,
 		Key:   c.HTTP.TLSKey,
 	}

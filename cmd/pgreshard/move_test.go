@@ -68,6 +68,7 @@ func TestTheCommandsOfAMoveFromPlanToLayout(t *testing.T) {
 	if code, out, trouble := cli(t, file, "plan"); code != exitDone || !strings.Contains(out, "public.orders") || !strings.Contains(out, "nothing blocks the move") {
 		t.Fatalf("plan: %d\n%s%s", code, out, trouble)
 	}
+	foretold := planned(t, file)
 	if code, _, trouble := cli(t, file, "status"); code == exitDone || !strings.Contains(trouble, "hint: ") {
 		t.Errorf("status before the move: %d, %s", code, trouble)
 	}
@@ -76,6 +77,11 @@ func TestTheCommandsOfAMoveFromPlanToLayout(t *testing.T) {
 	}
 	if got := shards[0].Query(t, "select count(*) from countries"); got[0][0] != "2" {
 		t.Errorf("countries on shard 0: %v", got)
+	}
+	for n, share := range foretold.Surveys[0].Shares {
+		if got := shards[n].Query(t, "select count(*) from orders"); got[0][0] != fmt.Sprint(1000*share.Rows) {
+			t.Errorf("shard %d has %s rows of orders, the plan foretold %v of 1000", n, got[0][0], share.Rows)
+		}
 	}
 	// A route, by our own code, against where the row is, by plain SQL.
 	for tenant := range 10 {
@@ -101,6 +107,47 @@ func TestTheCommandsOfAMoveFromPlanToLayout(t *testing.T) {
 	if got := source.Query(t, "select count(*) from orders"); got[0][0] != "1000" {
 		t.Errorf("the source has %s rows", got[0][0])
 	}
+}
+
+// planned is the plan with all that it can tell, as JSON, as text and as a page.
+func planned(t *testing.T, file string) (plan move.Plan) {
+	t.Helper()
+	page := filepath.Join(t.TempDir(), "plan.html")
+	code, out, trouble := cli(t, file, "plan", "--json", "--placements", "--shards", "2..4", "--report", page)
+	if err := json.Unmarshal([]byte(out), &plan); code != exitDone || err != nil || len(plan.Surveys) != 1 {
+		t.Fatalf("plan: %d, %v\n%s%s", code, err, out, trouble)
+	}
+	s := plan.Surveys[0]
+	if s.Table != "public.orders" || !s.Read.Whole || s.Rows != 1000 || s.Read.Keys != 10 || len(s.Costs) != 9 || len(s.Sweep) != 3*8 {
+		t.Errorf("orders: %+v", s)
+	}
+	if c := s.Costs[0]; c.Strategy != "as configured: modulo 2" || c.Rows != s.Shares[1].Rows {
+		t.Errorf("as configured: %+v, shares %+v", c, s.Shares)
+	}
+	html, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"<h3>public.orders</h3>", "prefers-color-scheme: dark", "as configured: modulo 2 *", `<div class="bar" style="width: 100.00%">`, "10 keys are spread over 2 shards"} {
+		if !strings.Contains(string(html), want) {
+			t.Errorf("the page lacks %s:\n%s", want, html)
+		}
+	}
+	for _, not := range []string{"http://", "https://", "<script", "ZgotmplZ"} {
+		if strings.Contains(string(html), not) {
+			t.Errorf("the page has %s", not)
+		}
+	}
+	code, out, trouble = cli(t, file, "plan", "--placements", "--shards", "2..4")
+	for _, want := range []string{"all 1000 rows", "public.orders: from 1 shard to 2;", "16384 slots, handed over whole *", "public.orders: rows that move from 1 shard on", "warning: public.orders: 10 keys"} {
+		if code != exitDone || !strings.Contains(out, want) {
+			t.Errorf("plan: %d, no %s in\n%s%s", code, want, out, trouble)
+		}
+	}
+	if testing.Verbose() {
+		t.Log(out)
+	}
+	return plan
 }
 
 func TestAPlanThatIsBlockedNamesEveryProblem(t *testing.T) {

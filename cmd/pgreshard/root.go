@@ -79,7 +79,7 @@ func (a *app) root() *cobra.Command {
 	root.PersistentFlags().StringVar(&a.logFormat, "log-format", "text", "log as text or json")
 	root.AddCommand(
 		a.planCommand(), a.migrateCommand(), a.cutoverCommand(), a.statusCommand(), a.verifyCommand(), a.routeCommand(), a.layoutCommand(),
-		a.cancelCommand(), a.completeCommand(),
+		a.cancelCommand(), a.completeCommand(), a.rollbackCommand(),
 		a.demoCommand(), a.versionCommand(),
 	)
 	root.AddCommand(a.laterCommands()...)

@@ -126,8 +126,8 @@ func (e moveEngine) Layout(ctx context.Context) (report, error) {
 	return layoutReport{r}, nil
 }
 
-func (e moveEngine) Plan(ctx context.Context) (report, error) {
-	p, err := e.Move.Plan(ctx)
+func (e moveEngine) Plan(ctx context.Context, o move.PlanOptions) (report, error) {
+	p, err := e.PlanWith(ctx, o)
 	if err != nil {
 		return nil, err
 	}

@@ -82,7 +82,14 @@ func idleWords(s move.Status) string {
 	case "cutting_over":
 		return "a cutover was interrupted; no worker runs: pgreshard migrate goes on from what was decided, pgreshard cancel gives the move up"
 	case "switched":
-		return fmt.Sprintf("layout %d serves, the rest is to be cleaned up", s.Layout.Next) + goesOn
+		if s.Reverse == nil {
+			return fmt.Sprintf("layout %d serves, the rest is to be cleaned up", s.Layout.Next) + goesOn
+		}
+		return fmt.Sprintf("layout %d serves; the old layout stands still while the slots keep the log; no worker runs: pgreshard migrate goes on, pgreshard complete ends the move", s.Layout.Next)
+	case "rolling_back":
+		return "a rollback was interrupted; no worker runs: pgreshard migrate goes on from what was decided"
+	case "rolled_back":
+		return fmt.Sprintf("layout %d serves again; pgreshard migrate follows the source again, pgreshard cancel takes away what is left of the move", s.Layout.Serving)
 	}
 	return ""
 }
@@ -111,6 +118,9 @@ func stateWords(s move.Status) string {
 		}
 		return "writes are being moved over"
 	case "switched":
+		if s.Reverse != nil && s.Reverse.Lost == "" {
+			return fmt.Sprintf("layout %d serves, the old layout follows it until pgreshard complete or pgreshard rollback", s.Layout.Next)
+		}
 		return fmt.Sprintf("layout %d serves", s.Layout.Next)
 	case "rolling_back":
 		return "writes are being moved back"
@@ -150,6 +160,9 @@ func statusLines(s move.Status) []string {
 		lines = append(lines, fmt.Sprintf("shard:  %d at %s, %d rows inserted, %d updated, %d deleted", h.Shard,
 			or(h.Node, "no known node"), h.Rows.Inserted, h.Rows.Updated, h.Rows.Deleted))
 	}
+	if s.Reverse != nil {
+		lines = append(lines, reverseLines(*s.Reverse)...)
+	}
 	if s.Verify.State != "" && s.Verify.State != "none" {
 		lines = append(lines, "verify: "+verifyWords(s.Verify))
 	}
@@ -157,6 +170,23 @@ func statusLines(s move.Status) []string {
 		lines = append(lines, fmt.Sprintf("freeze: writes were refused for %.3f s", *s.Cutover.FreezeSeconds))
 	}
 	return lines
+}
+
+// reverseLines say how the old layout follows, and what a rollback would lose.
+func reverseLines(r move.ReverseStatus) (lines []string) {
+	if r.Lost != "" {
+		return []string{"back:   there is no way back: " + r.Lost + "; a rollback would lose what was written since then"}
+	}
+	for _, t := range r.Streams {
+		lines = append(lines, fmt.Sprintf("back:   the old layout follows destination shard %d, %s", t.Source, streamWords(t)))
+		if t.Retained != nil {
+			lines = append(lines, fmt.Sprintf("slot:   destination shard %d %s", t.Source, slotWords(t)))
+		}
+	}
+	if r.Rollback.OK {
+		return append(lines, "back:   a rollback would lose nothing")
+	}
+	return append(lines, "back:   no rollback can be made now, because "+strings.Join(r.Rollback.Because, "; "))
 }
 
 // copyTotal is the copy of all tables of all sources.

@@ -1,0 +1,375 @@
+package move_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgreshard/move"
+	"pgreshard/pg"
+	"pgreshard/pgtest"
+)
+
+// kept is a move that has switched and keeps the old layout following.
+type kept struct {
+	*rig
+	*move.Move
+	done chan error
+}
+
+// keep runs the move to its switch and waits until the sources follow.
+func (r *rig) keep() *kept { r.t.Helper(); return r.keepUntil(r.t.Context()) }
+
+func (r *rig) keepUntil(ctx context.Context) *kept {
+	r.t.Helper()
+	k := &kept{rig: r, Move: r.move(), done: make(chan error, 1)}
+	go func() { k.done <- k.Migrate(ctx, move.MigrateOptions{}) }()
+	k.following()
+	return k
+}
+
+// following waits until a rollback could be asked for.
+func (k *kept) following() {
+	k.t.Helper()
+	for began := time.Now(); ; k.alive() {
+		s := k.Snapshot()
+		if s.Reverse != nil && s.Reverse.Rollback.OK {
+			return
+		}
+		if time.Since(began) > time.Minute {
+			k.t.Fatalf("the old layout does not follow: %+v, %+v", s.Reverse, s.Waiting)
+		}
+	}
+}
+
+func (k *kept) alive() {
+	k.t.Helper()
+	select {
+	case err := <-k.done:
+		k.t.Fatalf("the worker ended: %v; %+v", err, k.Snapshot())
+	case <-time.After(10 * time.Millisecond):
+	}
+}
+
+// level waits until the sources have everything that the shards have now.
+func (k *kept) level() {
+	k.t.Helper()
+	for n, db := range k.shards {
+		end := db.Query(k.t, `select pg_logical_emit_message(true, 'pgreshard', 'level')`)[0][0]
+		for _, source := range k.sources {
+			for source.Query(k.t, `select lsn >= $3::pg_lsn from pgreshard.checkpoint where move = $1 and source = $2`,
+				k.config.Name+"/reverse", n, end)[0][0] != "t" {
+				k.alive()
+			}
+		}
+	}
+}
+
+// nothingLeft fails where slots, publications or fences are left.
+func (r *rig) nothingLeft(fences bool, dbs ...*pgtest.DB) {
+	r.t.Helper()
+	for _, db := range dbs {
+		left := db.Query(r.t, `select (select count(*) from pg_replication_slots where database = current_database()), (select count(*) from pg_publication),
+			(select count(*) from pgreshard.checkpoint) + (select count(*) from pgreshard.outbox), (select count(*) > 0 from pg_trigger where tgname like '%pgreshard%')`)
+		if want := fmt.Sprintf("[[0 0 0 %.1s]]", fmt.Sprint(fences)); fmt.Sprint(left) != want {
+			r.t.Errorf("%s: slots, publications, checkpoints, fences left: %v, want %s", db.Name, left, want)
+		}
+	}
+}
+
+func reverseRig(t *testing.T, m, n int) *rig {
+	r := newRig(t, m, n, pgtest.WorkloadOptions{Writers: 8, Rate: 200, Lookups: true, KeyChanges: true, NewTenants: true})
+	r.config.Name = fmt.Sprintf("back%d", moveNumber.Add(1))
+	r.config.Reverse = true
+	return r
+}
+
+// serving fails unless every node says that this layout serves, and writes pass there and nowhere else.
+func (r *rig) serving(version int) {
+	r.t.Helper()
+	for layout, dbs := range map[int][]*pgtest.DB{1: r.sources, 2: r.shards} {
+		for _, db := range dbs {
+			if got := db.Query(r.t, `select version from pgreshard.serving`); fmt.Sprint(got) != fmt.Sprintf("[[%d]]", version) {
+				r.t.Errorf("%s says that layout %v serves, want %d", db.Name, got, version)
+			}
+			_, err := db.Conn(r.t).Exec(r.t.Context(), `update tenants set name = name where id = 1`)
+			if layout == version && err != nil || layout != version && pg.Code(err) != "25006" {
+				r.t.Errorf("a write to %s of layout %d: %v", db.Name, layout, err)
+			}
+		}
+	}
+}
+
+func TestARollbackLosesNothingAndTheMoveMayBeTriedAgain(t *testing.T) {
+	t.Parallel()
+	r := reverseRig(t, 1, 3)
+	stop := r.write()
+	k := r.keep()
+	if err := r.load.Committed(t.Context(), 300); err != nil {
+		t.Fatal(err)
+	}
+	report, err := k.Rollback(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("writes were refused for %.3f s", *report.FreezeSeconds)
+	if err := <-k.done; err != nil {
+		t.Fatal(err)
+	}
+	if err := r.load.Committed(t.Context(), 200); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	r.serving(1)
+	if err := r.load.Ledger().Check(t.Context(), r.conns(r.sources)...); err != nil {
+		t.Error(err)
+	}
+	if got := k.Snapshot().State; got != move.StateRolledBack {
+		t.Errorf("the move is %s", got)
+	}
+
+	stop = r.write()
+	k = r.keep()
+	if err := r.load.Committed(t.Context(), 200); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	k.level()
+	r.compare()
+	r.serving(2)
+	if err := k.CompleteNow(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-k.done; err != nil {
+		t.Fatal(err)
+	}
+	if err := r.load.Ledger().Check(t.Context(), r.conns(r.shards)...); err != nil {
+		t.Error(err)
+	}
+	r.nothingLeft(false, slices.Concat(r.sources, r.shards)...)
+}
+
+// What an application does on the new layout, each statement on the shard named, or on both.
+var onTheNewLayout = []struct {
+	shard int // -1: both
+	sql   string
+}{
+	{-1, `update items set note = note || ' new' where id % 3 = 0`},
+	{-1, `delete from items where id % 7 = 0`},
+	{-1, `update items set id = id + 100000 where id % 11 = 0`},
+	{-1, `insert into items (tenant, note) select min(tenant), 'by its sequence' from items, generate_series(1, 20)`},
+	{-1, `insert into log select tenant, 'new' from items; delete from log where line = 'old' and tenant % 3 = 1`},
+	{-1, `insert into tenants values (1000, null, 'a new one'); update tenants set name = 'renamed' where id = 4; delete from tenants where id = 999`},
+	{0, `insert into items (tenant, note) values (1000, 'of the new tenant')`},
+	{0, `truncate wiped`},
+	{1, `insert into wiped values (5000, (select min(tenant) from items), 'after it')`},
+	// A row goes from one shard to the other.
+	{0, `delete from moved`},
+	{1, `insert into moved select g, (select min(tenant) from items), 'moved' from generate_series(1, 300) g`},
+}
+
+const rollbackSchema = `
+create table tenants (id bigint primary key, parent bigint, name text);
+insert into tenants select g, case when g % 2 = 0 then g - 1 end, 'tenant ' || g from generate_series(1, 40) g; insert into tenants values (999, null, 'goes');
+create table items (id bigserial primary key, tenant bigint not null, note text);
+insert into items (tenant, note) select 1 + g % 40, 'old' from generate_series(1, 800) g;
+create table log (tenant bigint not null, line text); alter table log replica identity full;
+insert into log select 1 + g % 40, 'old' from generate_series(1, 200) g;
+create table wiped (id bigint primary key, tenant bigint not null, note text);
+insert into wiped select g, 1 + g % 40, 'old' from generate_series(1, 200) g;
+create table moved (id bigint primary key, tenant bigint not null, note text)`
+
+// rollbackMove has a source with rollbackSchema and two shards; moved is filled with rows of the first shard alone.
+func rollbackMove(t *testing.T) *smallMove {
+	s := newSmallMove(t, 2, "tenant", rollbackSchema)
+	rules := s.config.Destination.Spec.Tables
+	rules[0].LookupQuery = `select coalesce(parent, id) from tenants where id = $1`
+	s.omni("tenants")
+	s.config.Reverse = true
+	return s
+}
+
+// ofFirst is a tenant whose rows live on the first shard.
+func (s *smallMove) ofFirst() string {
+	return s.shards[0].Query(s.t, `select min(tenant) from items`)[0][0]
+}
+
+func (k *kept) write() {
+	k.t.Helper()
+	for _, c := range onTheNewLayout {
+		for n, db := range k.shards {
+			if c.shard < 0 || c.shard == n {
+				db.Exec(k.t, c.sql)
+			}
+		}
+	}
+}
+
+func TestARollbackCarriesWhatAnApplicationDoesOnTheNewLayout(t *testing.T) {
+	t.Parallel()
+	s := rollbackMove(t)
+	k := s.keep()
+	s.shards[0].Exec(t, `insert into moved select g, $1::bigint, 'first' from generate_series(1, 300) g`, s.ofFirst())
+	k.write()
+	k.level()
+	s.sameRows(pgtest.RowsOptions{}, "items", "log", "wiped", "moved")
+	s.sameRows(pgtest.RowsOptions{Omni: true}, "tenants")
+	k.following() // a stream may have been interrupted by a row that moved
+	if _, err := k.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-k.done; err != nil {
+		t.Fatal(err)
+	}
+	s.serving(1)
+	s.sameRows(pgtest.RowsOptions{}, "items", "log", "wiped", "moved")
+	// The sequence goes on as it was defined, above what the shards have handed out.
+	got := s.sources[0].Query(t, `with n as (insert into items (tenant, note) select 1, 'after' from generate_series(1, 3) returning id),
+		h as (select max(id) as most from items where note = 'by its sequence')
+		select min(n.id) > h.most, max(n.id) - min(n.id) from n, h group by h.most`)
+	if fmt.Sprint(got) != "[[t 2]]" {
+		t.Errorf("values after the rollback are above all others, and go up by one: %v", got)
+	}
+	if err := s.move().Cancel(t.Context(), move.CancelOptions{DropData: true}); err != nil {
+		t.Fatal(err)
+	}
+	left := s.sources[0].Query(t, `select (select count(*) from pg_replication_slots where database = current_database()), (select count(*) from pg_publication),
+		(select count(*) from pg_namespace where nspname = 'pgreshard'), (select count(*) from pg_trigger where tgname like '%pgreshard%')`)
+	if fmt.Sprint(left) != "[[0 0 0 0]]" {
+		t.Errorf("left on the source by cancel: %v", left)
+	}
+}
+
+func TestASlotOfTheWayBackThatKeepsTooMuchEndsTheWayBackAlone(t *testing.T) {
+	t.Parallel()
+	own := pgtest.Start(t, pgtest.Options{}) // what other tests write on a server its slots keep too
+	source := pgtest.Shared(t).Database(t)
+	source.Exec(t, budgetSchema)
+	s := smallMoveOf(t, source, []*pgtest.DB{own.Database(t), own.Database(t)}, "id")
+	s.config.Reverse = true
+	ctx, stop := context.WithCancel(t.Context())
+	k := s.keepUntil(ctx)
+	stop()
+	if err := <-k.done; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	s.config.WALBudget = 8 << 20 // only now: the slot of the way forth is on a server of other tests
+	k = s.keep()
+	conn := s.sources[0].Conn(t)
+	runOn(t, conn, `begin; lock items`)
+	fill(t, s.shards[0], 12)
+	lost := awaitStatus(t, "lost", k.Snapshot, func(st move.Status) bool { return st.Reverse.Lost != "" })
+	if !strings.Contains(lost.Reverse.Lost, " kept ") || lost.Reverse.Rollback.OK || lost.Error != nil || lost.State != move.StateSwitched {
+		t.Errorf("%+v, %+v", lost, lost.Reverse)
+	}
+	runOn(t, conn, `rollback`)
+	var refused *move.NotReadyError
+	if _, err := k.Rollback(t.Context()); !errors.As(err, &refused) || !strings.Contains(err.Error(), "would be lost") {
+		t.Errorf("a rollback: %v", err)
+	}
+	for _, db := range s.shards {
+		if left := db.Query(t, `select slot_name from pg_replication_slots where database = current_database()`); len(left) > 0 {
+			t.Errorf("slots left: %v", left)
+		}
+		db.Exec(t, `update items set note = 'served all along'`)
+	}
+	if err := k.CompleteNow(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-k.done; err != nil {
+		t.Fatal(err)
+	}
+	s.nothingLeft(true, s.sources...)
+	s.nothingLeft(false, s.shards...)
+}
+
+func TestAMoveThatKeepsFollowingIsCompletedWithoutItsWorker(t *testing.T) {
+	t.Parallel()
+	s := newSmallMove(t, 2, "id", failoverSchema)
+	s.config.Reverse = true
+	ctx, stop := context.WithCancel(t.Context())
+	k := s.keepUntil(ctx)
+	s.shards[1].Exec(t, `update items set note = 'on the new layout'`)
+	k.level()
+	s.same("items", "id")
+	stop()
+	if err := <-k.done; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if err := s.move().Cancel(t.Context(), move.CancelOptions{}); !errors.Is(err, move.ErrSwitched) {
+		t.Errorf("cancel: %v", err)
+	}
+	if err := s.move().Complete(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	s.nothingLeft(false, slices.Concat(s.sources, s.shards)...)
+}
+
+func TestSeveralSourcesCannotFollowBackAndThePlanSaysSo(t *testing.T) {
+	t.Parallel()
+	s := newSmallMove(t, 2, "id", failoverSchema)
+	s.config.Source.Shards = append(s.config.Source.Shards, s.sources[0].Cluster.Database(t).Shard(1))
+	for _, reverse := range []bool{true, false} {
+		s.config.Reverse = reverse
+		if got := containing(s.problems(), "after the switch several sources cannot follow yet ([cutover] reverse = true); write reverse = false"); got != reverse {
+			t.Errorf("reverse %v: the plan says so: %v", reverse, got)
+		}
+	}
+}
+
+func TestACutoverThatDoesNotSwitchLeavesNothingOfTheWayBack(t *testing.T) {
+	t.Parallel()
+	s := newSmallMove(t, 2, "id", failoverSchema)
+	s.config.Reverse = true
+	ctx, stop := context.WithCancel(t.Context())
+	h := s.hold(ctx, s.move())
+	made := 0
+	h.BeforeStep(func(step string) {
+		if step == "seal" {
+			made = len(s.shards[0].Query(t, `select from pg_replication_slots where slot_name = $1`, "pgreshard_"+s.config.Name+"_back_0"))
+		}
+	})
+	awaitStatus(t, "safe", h.Snapshot, func(st move.Status) bool { return st.SafeToCutOver.OK })
+	if _, err := h.Cutover(t.Context(), move.CutoverOptions{Rehearse: true}); err != nil || made != 1 {
+		t.Errorf("a rehearsal with %d slots: %v", made, err)
+	}
+	for _, db := range s.shards {
+		if left := db.Query(t, `select slot_name from pg_replication_slots where database = current_database() union select pubname from pg_publication`); len(left) > 0 {
+			t.Errorf("slots and publications left by a rehearsal: %v", left)
+		}
+	}
+	stop()
+	<-h.done
+	if err := s.move().Cancel(t.Context(), move.CancelOptions{DropData: true}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An application moves a row by deleting it on one shard and inserting it on another: the second stream is ahead of the first.
+func TestARowThatGoesFromOneShardToAnotherWaitsForTheFirst(t *testing.T) {
+	t.Parallel()
+	s := newSmallMove(t, 2, "id", failoverSchema)
+	s.config.Reverse = true
+	k := s.keep()
+	id := s.shards[0].Query(t, `select min(id) from items`)[0][0]
+	conn := s.sources[0].Conn(t)
+	runOn(t, conn, `begin; select from items where id = `+id+` for update`) // the delete waits there, the insert is refused
+	s.shards[0].Exec(t, `delete from items where id = $1::bigint`, id)
+	s.shards[1].Exec(t, `insert into items values ($1::bigint, 'moved')`, id)
+	for s.shards[1].Query(t, `select active from pg_replication_slots where slot_name = $1`, "pgreshard_"+s.config.Name+"_back_1")[0][0] == "t" {
+		k.alive()
+	}
+	runOn(t, conn, `commit`)
+	k.level()
+	s.same("items", "id")
+	if err := k.CompleteNow(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-k.done; err != nil {
+		t.Fatal(err)
+	}
+}
