@@ -91,7 +91,8 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 }
 
 // isOf says whether the source layout places a row on a source. Where the layout translates the key first, the shards
-// are asked.
+// are asked; where they have no translation, because its mapping row went or is still to come, a row is another's only if
+// another source has rows of its key.
 func (m *Move) isOf(ctx context.Context, source int, from *moved, t *sink.Table, key []pg.Datum) (bool, error) {
 	rule := from.sourceRule
 	if rule.Lookup == "" {
@@ -105,7 +106,23 @@ func (m *Move) isOf(ctx context.Context, source int, from *moved, t *sink.Table,
 		m.router.Lookups.Forget(of.Query)
 	}
 	shard, err := m.router.Place(ctx, &of, key, destAsker{m, t})
-	return int(shard) == source, err
+	if lookup.Missing(err) == nil {
+		return int(shard) == source, err
+	}
+	for n := range m.Source.Shards {
+		if n == source {
+			continue
+		}
+		var carried bool
+		err := m.source(ctx, n, func(conn *pgx.Conn) (err error) {
+			carried, err = of.Carries(ctx, conn, key[0])
+			return err
+		})
+		if err != nil || carried {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // settleTime is how long a stream that misses a mapping waits for the others; then the whole is tried again.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/jackc/pgx/v5"
+
 	"pgreshard/checkpoints"
 	"pgreshard/layout"
 	"pgreshard/lookup"
@@ -199,18 +201,24 @@ func (r *router) asTheSourcesAre(ctx context.Context, t *Table, key pg.Datum) (d
 	if err != nil {
 		return d, err
 	}
+	carried, err := t.Carries(ctx, conn, key)
+	if err != nil || !carried {
+		return decision{}, err
+	}
+	return d, &PlaceError{Table: t.Source, Key: keyText(pg.Row{key}, []int{0}), At: r.tx.Commit, Err: none}
+}
+
+// Carries says whether a source has rows of the table, now, that carry a key of its rule, which has one column.
+func (t *Table) Carries(ctx context.Context, source *pgx.Conn, key pg.Datum) (bool, error) {
 	var s statement
 	row := make(pg.Row, len(t.Columns))
 	row[t.RuleKey[0]] = key
 	s.sql = fmt.Sprintf("select 1 from %s t where t.%s = %s limit 1", t.sourceRows(), t.Columns[t.RuleKey[0]].SQL(), s.bind(t, t.RuleKey[:1], row)[0])
-	result := conn.PgConn().ExecParams(ctx, s.sql, s.params, make([]uint32, len(s.params)), nil, nil).Read()
+	result := source.PgConn().ExecParams(ctx, s.sql, s.params, make([]uint32, len(s.params)), nil, nil).Read()
 	if result.Err != nil {
-		return d, fmt.Errorf("ask the source for rows of %s that carry a key: %w", t.Source, result.Err)
+		return false, fmt.Errorf("ask the source for rows of %s that carry a key: %w", t.Source, result.Err)
 	}
-	if len(result.Rows) == 0 {
-		return decision{}, nil
-	}
-	return d, &PlaceError{Table: t.Source, Key: keyText(pg.Row{key}, []int{0}), At: r.tx.Commit, Err: none}
+	return len(result.Rows) > 0, nil
 }
 
 // sourceAsker asks where mapping rows come from.
