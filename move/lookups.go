@@ -25,6 +25,14 @@ select n.nspname, c.relname, coalesce(a.attname, '')
   left join pg_attribute a on a.attrelid = c.oid and a.attnum = d.refobjsubid and d.refobjsubid > 0
  where p.proname = 'pgreshard_lookup' and p.pronamespace = pg_my_temp_schema()`
 
+// selectCalls names the functions in the body whose answers may change with no change to a table in sight: volatile ones, and those
+// of users that are not immutable, which may read any table. What stands behind an operator or an aggregate is one too.
+const selectCalls = `
+select distinct f.oid::regprocedure::text
+  from pg_proc p, regexp_matches(p.prosqlbody::text, ':(?:funcid|opfuncid|aggfnoid|winfnoid) ([1-9][0-9]*)', 'g') m, pg_proc f
+ where p.proname = 'pgreshard_lookup' and p.pronamespace = pg_my_temp_schema() and f.oid = m[1]::oid
+   and (f.provolatile = 'v' or f.provolatile = 's' and f.oid >= 16384) order by 1`
+
 // readLookups finds the tables and columns each lookup reads, so that it is asked where they are and a change to them
 // is noticed.
 func (inv *inventory) readLookups(ctx context.Context, m *Move) error {
@@ -70,6 +78,9 @@ func (inv *inventory) readLookup(ctx context.Context, conn *pgx.Conn, t *moved) 
 		inv.reads(t, name, column)
 		return nil
 	})
+	if err == nil {
+		t.calls, err = collectStrings(ctx, tx, selectCalls)
+	}
 	if err == nil {
 		inv.noteFeeds(t)
 		inv.notePlain(t)

@@ -141,6 +141,10 @@ func (p *planner) checkLookup(ctx context.Context, inv *inventory, t *moved) {
 	if err != nil {
 		p.problem(t.name.String(), "lookup_query: "+err.Error(), "")
 	}
+	for _, call := range t.calls {
+		p.problem(t.name.String(), fmt.Sprintf("its lookup_query calls %s, whose answer may change without any mapping row", call),
+			"call nothing but immutable functions, and stable ones of PostgreSQL itself")
+	}
 	for _, name := range t.reads {
 		if inv.byName[name] == nil {
 			p.problem(t.name.String(), fmt.Sprintf("its lookup_query reads %s, which is not moved", name), "move the mapping table too, as an omnisharded or a sharded one")

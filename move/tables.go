@@ -33,6 +33,7 @@ type moved struct {
 	query       *lookup.Query // nil without lookup
 	sourceQuery *lookup.Query // the source layout's, where only that one translates: on the way back to one source
 	reads       []pg.Name     // the tables query reads
+	calls       []string      // functions query calls whose answers may change with none of them
 	asked       bool          // one of those is sharded: every shard is asked
 	guard       []string      // columns of this table that some lookup reads
 	feeds       []feed

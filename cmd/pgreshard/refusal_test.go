@@ -17,7 +17,8 @@ type wrongRig struct {
 	file   string // of the last call of refused
 }
 
-const wrongTables = `create table tenants (id bigint primary key, parent bigint);
+const wrongTables = `create table tenants (id bigint primary key, parent bigint, name text);
+	create function landlord_share(int) returns float language sql stable as 'select 0.5';
 	create table orders (id bigint primary key, tenant_id bigint not null);
 	create table countries (code text primary key)`
 
@@ -104,6 +105,12 @@ func TestAWrongConfigurationIsRefusedBeforeAnythingIsMade(t *testing.T) {
 		"a lookup of a declared type that the server does not take": {3, source, shards,
 			strings.Replace(wrongRules, "from tenants where id = $1\"", "from landlords where id = $1\"\ndata_type = \"bigint\"", 1),
 			[]string{`public\.orders: lookup_query: .*landlords.*hint: `}},
+		"lookups that are no translation": {3, source, shards, strings.Replace(wrongRules, "where id = $1\"", "where id = $1 and random() < landlord_share(1)\"", 1),
+			[]string{`public\.orders: its lookup_query calls random\(\), whose answer may change.*hint: `, `public\.orders: its lookup_query calls landlord_share\(integer\), whose`}},
+		"a lookup of two statements": {3, source, shards, strings.Replace(wrongRules, "where id = $1\"", "where id = $1; select 1\"", 1),
+			[]string{`orders: lookup_query: .*multiple commands.*hint: `}},
+		"a lookup by a column of another type": {3, source, shards, strings.Replace(wrongRules, "where id = $1\"", "where name = $1\"", 1),
+			[]string{`orders: lookup_query: .*operator does not exist: text = bigint.*hint: `}},
 		"a mapping for a column no rule names": {3, source, shards, wrongRules + "[[sharded_mappings]]\ncolumn = \"no_such\"\nkind = \"list\"\nvalues = [1]\nshard = 1\n",
 			[]string{`no_such.*hint: `}},
 	} {
