@@ -1,6 +1,7 @@
 package move
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,6 +17,9 @@ type feed struct {
 	key    string // the column that is asked for $1; empty where that is not known
 	adds   bool   // a row that comes moves nothing but rows whose key had no translation
 	unique bool   // no two of its rows answer one key
+	// by is the table's key, and reach a query of $1 for the keys that the row with this key answers, as a JSON array of their
+	// texts: where the table is joined to the one that is asked for $1. Both empty: not known.
+	by, reach string
 }
 
 // noteFeeds says, for each table a lookup reads, which of its rows answer which keys.
@@ -31,6 +35,9 @@ func (inv *inventory) noteFeeds(t *moved) {
 		if shape.simple && inv.asksBy(shape, t, name) {
 			f.key = shape.column
 			f.unique = keyed(inv.sources[0].Table(name), f.key)
+		} else if root := inv.sources[0].Table(name); shape.simple && len(root.Key) == 1 && slices.ContainsFunc(t.reads, func(n pg.Name) bool { return inv.asksBy(shape, t, n) }) {
+			f.by = root.Columns[root.Key[0]].Name
+			f.reach = reachQuery(t.query.SQL, name.Table, f.by)
 		}
 		from.feeds = append(from.feeds, f)
 	}
@@ -84,7 +91,7 @@ var (
 	fromList = regexp.MustCompile(`(?i)(?:\bfrom|\bjoin|,)\s+(?:[a-z_]\w*\.)?([a-z_]\w*)(?:\s+(?:as\s+)?([a-z_]\w*))?`)
 	noAlias  = regexp.MustCompile(`(?i)\b(where|on|join|inner|cross|using)\b`)
 	fromOn   = regexp.MustCompile(`(?is)\bfrom\b.*$`)
-	askedBy  = regexp.MustCompile(`(?i)\b(?:where|and|on)\s+(?:([a-z_]\w*)\.)?([a-z_]\w*)\s*=\s*\$1(?:\s*::\s*[a-z_ ]+?)?\s*(?:$|;|\band\b|\bwhere\b)`)
+	askedBy  = regexp.MustCompile(`(?i)\b(?:where|and|on)\s+((?:([a-z_]\w*)\.)?([a-z_]\w*))\s*=\s*\$1(\s*::\s*[a-z_ ]+?)?\s*(?:$|;|\band\b|\bwhere\b)`)
 )
 
 // readQuery is deliberately narrow: what it is not sure of it does not say.
@@ -98,20 +105,49 @@ func readQuery(sql string) (q queryShape) {
 		}
 	}
 	q.simple = true
-	aliases := map[string]string{}
-	for _, n := range fromList.FindAllStringSubmatch(noAlias.ReplaceAllString(fromOn.FindString(sql), "; $1"), -1) {
-		table := strings.ToLower(n[1])
-		q.tables = append(q.tables, table)
-		aliases[table] = table
-		if n[2] != "" {
-			aliases[strings.ToLower(n[2])] = table
-		}
-	}
+	var aliases map[string]string
+	q.tables, aliases = namesIn(sql)
 	if by := askedBy.FindAllStringSubmatch(sql, -1); len(by) == 1 && strings.Count(sql, "$1") == 1 {
-		q.table, q.column = aliases[strings.ToLower(by[0][1])], strings.ToLower(by[0][2])
-		if by[0][1] != "" && q.table == "" {
+		q.table, q.column = aliases[strings.ToLower(by[0][2])], strings.ToLower(by[0][3])
+		if by[0][2] != "" && q.table == "" {
 			q.column = ""
 		}
 	}
 	return q
+}
+
+// namesIn gives the tables of a simple query's FROM, and which of them its names stand for.
+func namesIn(sql string) (tables []string, names map[string]string) {
+	names = map[string]string{}
+	for _, n := range fromList.FindAllStringSubmatch(noAlias.ReplaceAllString(fromOn.FindString(sql), "; $1"), -1) {
+		table := strings.ToLower(n[1])
+		tables = append(tables, table)
+		names[table] = table
+		if n[2] != "" {
+			names[strings.ToLower(n[2])] = table
+		}
+	}
+	return tables, names
+}
+
+// reachQuery turns a simple query round: asked for a table's row by its key column, it gives the keys of which that row is
+// part of the answer. Empty where it does not know how.
+func reachQuery(sql, table, key string) string {
+	tables, names := namesIn(sql)
+	from := strings.TrimRight(fromOn.FindString(sql), "; \t\r\n")
+	asked := askedBy.FindStringSubmatchIndex(from)
+	if asked == nil || len(tables) != len(slices.Compact(slices.Sorted(slices.Values(tables)))) {
+		return ""
+	}
+	called := table
+	for name, of := range names {
+		if of == table && name != table {
+			called = name
+		}
+	}
+	column, end := from[asked[2]:asked[3]], asked[3]+strings.Index(from[asked[3]:], "$1")+len("$1")
+	if asked[9] > 0 { // the cast is of the key that is asked for
+		end = asked[9]
+	}
+	return fmt.Sprintf("select json_agg(distinct format('%%s', %s)) %s%s.%s = $1%s", column, from[:asked[2]], called, columnSQL(key), from[end:])
 }

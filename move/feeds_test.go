@@ -33,3 +33,16 @@ func TestWhatAQuerysWordsTell(t *testing.T) {
 		}
 	}
 }
+
+func TestAQueryTurnedRound(t *testing.T) {
+	for sql, want := range map[string]string{
+		"select t.region from orders o join tenants as t on t.id = o.tenant where o.id = $1;":       `select json_agg(distinct format('%s', o.id)) from orders o join tenants as t on t.id = o.tenant where t."id" = $1`,
+		"select region from orders, tenants where id = tenant and number = $1::bigint and not gone": `select json_agg(distinct format('%s', number)) from orders, tenants where id = tenant and tenants."id" = $1 and not gone`,
+		"select t.region from tenants t join orders on orders.id = $1 and t.id = orders.tenant":     `select json_agg(distinct format('%s', orders.id)) from tenants t join orders on t."id" = $1 and t.id = orders.tenant`,
+		"select a.region from tenants a join tenants b on a.id = b.parent where b.id = $1":          "", // a row may stand for either
+	} {
+		if got := reachQuery(sql, "tenants", "id"); got != want {
+			t.Errorf("%s\n  %s, want\n  %s", sql, got, want)
+		}
+	}
+}

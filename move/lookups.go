@@ -84,8 +84,30 @@ func (inv *inventory) readLookup(ctx context.Context, conn *pgx.Conn, t *moved) 
 	if err == nil {
 		inv.noteFeeds(t)
 		inv.notePlain(t)
+		err = inv.tryReaches(ctx, conn, t)
 	}
 	return err
+}
+
+// tryReaches has the server read the queries that were made of t's lookup; one that it does not take is done without.
+func (inv *inventory) tryReaches(ctx context.Context, conn *pgx.Conn, t *moved) error {
+	for _, name := range t.reads {
+		from := inv.byName[name]
+		if from == nil {
+			continue
+		}
+		f := &from.feeds[len(from.feeds)-1]
+		if f.reach == "" {
+			continue
+		}
+		if _, err := conn.PgConn().Prepare(ctx, "", f.reach, nil); err != nil {
+			if pg.Code(err) == "" {
+				return err
+			}
+			f.reach = ""
+		}
+	}
+	return nil
 }
 
 // reads notes that t's lookup reads a column of a table.

@@ -20,7 +20,7 @@ import (
 	"pgreshard/pgtest"
 )
 
-// Mappings change at random, under writers that use them, while the worker is ended at random moments and another comes:
+// Mappings change at random, under writers that use them, while the worker is ended or killed at random moments and another comes:
 // tenants get other parents, their mapping rows go and come again and come late, orders go to other tenants. From one source and
 // from two, with caches of one entry and of any number. At the end both sides are equal, and every row is where a join with the
 // mapping as it is puts it. REMAP_SEED replays a run's statements (how writers and the worker interleave is the machine's),
@@ -44,15 +44,17 @@ func TestRandomMappingsAreFollowed(t *testing.T) {
 const remapSchema = `create table tenants (id bigint primary key, parent bigint, note text);
 	create table users (id int primary key, tenant bigint, a int, big text); alter table users alter big set storage external;
 	create table notes (tenant bigint, a int); alter table notes replica identity full;
-	create table orders (id bigint primary key, tenant bigint not null); create table items (id int primary key, tenant bigint not null, order_id bigint, a int)`
+	create table orders (id bigint primary key, tenant bigint not null); create table items (id int primary key, tenant bigint not null, order_id bigint, a int);
+	create table visits (id int primary key, tenant bigint not null, order_id bigint, a int)`
 
 func remapRun(t *testing.T, sources int, r *rand.Rand) {
 	s := newSmallMove(t, r.IntN(3)+2, "tenant", remapSchema)
 	s.places = newPlaces(t)
 	d := &s.config.Destination
 	for table, query := range map[string]string{"users": `select coalesce(parent, id) from tenants where id = $1`,
-		"notes": `select coalesce(t.parent, t.id) from tenants t where t.id = $1`, "items": `SELECT tenant FROM orders WHERE id = $1`} {
-		column := map[bool]string{true: "order_id", false: "tenant"}[table == "items"]
+		"notes": `select coalesce(t.parent, t.id) from tenants t where t.id = $1`, "items": `SELECT tenant FROM orders WHERE id = $1`,
+		"visits": `select coalesce(t.parent, t.id) from orders o join tenants t on t.id = o.tenant where o.id = $1`} {
+		column := map[bool]string{true: "order_id", false: "tenant"}[table == "items" || table == "visits"]
 		d.Spec.Tables = append(d.Spec.Tables, layout.ShardedTable{Database: d.Database, Name: table, Columns: []string{column}, LookupQuery: query, DataType: "bigint"})
 	}
 	d.Spec.Omni = []layout.OmniTables{{Database: d.Database, Tables: []string{"tenants"}}}
@@ -96,18 +98,37 @@ func remapRun(t *testing.T, sources int, r *rand.Rand) {
 			return false, ctx.Err()
 		}
 	}
-	runs := 0
+	links := []*pgtest.Relay{s.link(&s.config.Source, s.sources), s.link(d, s.shards)}
+	runs, kills := 0, 0
 	for over := false; !over; runs++ {
 		ctx, cancel := context.WithCancel(t.Context())
+		var end *time.Timer
 		select {
 		case <-done:
 			over = true
 		default:
-			time.AfterFunc(time.Duration(r.IntN(4000)+200)*time.Millisecond, cancel)
+			kill := r.IntN(2) == 0
+			end = time.AfterFunc(time.Duration(r.IntN(4000)+200)*time.Millisecond, func() {
+				defer cancel()
+				for _, link := range links {
+					if link.Refuse(kill); kill {
+						link.Cut()
+					}
+				}
+			})
+			if kill {
+				kills++
+			}
 		}
 		worker := s.move()
 		err := worker.Migrate(ctx, move.MigrateOptions{Ready: ready})
+		if end != nil && !end.Stop() {
+			<-ctx.Done() // its servers are there again only then
+		}
 		worker.Close()
+		for _, link := range links {
+			link.Refuse(false)
+		}
 		ended := ctx.Err() != nil
 		cancel()
 		switch {
@@ -121,14 +142,25 @@ func remapRun(t *testing.T, sources int, r *rand.Rand) {
 	if err := writing.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d shards, a cache of %d bytes, %d runs; %v", len(s.shards), s.config.LookupBytes, runs, w.done)
+	t.Logf("%d shards, a cache of %d bytes, %d runs, %d killed; %v", len(s.shards), s.config.LookupBytes, runs, kills, w.done)
 	s.sameRows(pgtest.RowsOptions{Omni: true}, "tenants")
-	s.sameRows(pgtest.RowsOptions{}, "users", "notes", "orders", "items")
+	s.sameRows(pgtest.RowsOptions{}, "users", "notes", "orders", "items", "visits")
 	const parent = `(select coalesce(parent, id) from tenants where id = r.tenant)`
 	s.placedBy("users", "tenant", parent)
 	s.placedBy("notes", "tenant", parent)
 	s.placedBy("orders", "tenant", "r.tenant")
 	s.placedBy("items", "order_id", `(select tenant from orders where id = r.order_id)`)
+	s.placedBy("visits", "order_id", `(select coalesce(t.parent, t.id) from orders o join tenants t on t.id = o.tenant where o.id = r.order_id)`)
+}
+
+// link puts a relay between the worker and a side, whose databases are of one server. A worker whose links are all cut and
+// that is then ended leaves what a killed one leaves.
+func (s *smallMove) link(side *move.Side, dbs []*pgtest.DB) *pgtest.Relay {
+	relay := pgtest.NewRelay(s.t, dbs[0].Cluster.Addr())
+	for n, db := range dbs {
+		side.Shards[n] = db.Via(relay).Shard(n)
+	}
+	return relay
 }
 
 const remapWrites = 400
@@ -194,10 +226,10 @@ func (w *remapWriter) write(ctx context.Context) {
 		w.exec(ctx, source, `insert into users values (%[1]d, %[2]d, 0, repeat('%[1]d ', %[3]d)); insert into notes values (%[2]d, %[1]d)`, id, tenant, w.IntN(2)*1000+1)
 	case kind < 8:
 		w.done[1]++
-		w.exec(ctx, source, `insert into items select %[1]d, %[2]d, %[1]d, g from generate_series(1, 1) g; insert into orders values (%[1]d, %[2]d)`, id, tenant)
+		w.exec(ctx, source, `insert into items select %[1]d, %[2]d, %[1]d, g from generate_series(1, 1) g; insert into orders values (%[1]d, %[2]d); insert into visits values (%[1]d, %[2]d, %[1]d, 0)`, id, tenant)
 	case kind < 10:
 		w.done[2]++
-		w.exec(ctx, source, `update users set a = a + 1 where tenant = %[1]d; update notes set a = a + 1 where tenant = %[2]d and a %% 3 = 0; update items set a = a + 1 where order_id %% 7 = %[3]d`, tenant, other, w.IntN(7))
+		w.exec(ctx, source, `update users set a = a + 1 where tenant = %[1]d; update notes set a = a + 1 where tenant = %[2]d and a %% 3 = 0; update items set a = a + 1 where order_id %% 7 = %[3]d; update visits set a = a + 1 where order_id %% 7 = %[3]d`, tenant, other, w.IntN(7))
 	case kind < 12:
 		w.done[3]++
 		w.exec(ctx, source, `update users set tenant = %[2]d where tenant = %[1]d and id %% 5 = %[3]d; update notes set tenant = %[1]d where tenant = %[2]d and a %% 4 = 1; delete from users where tenant = %[2]d and id %% 11 = %[3]d`, tenant, other, w.IntN(5))

@@ -234,3 +234,63 @@ func TestNoStreamCommitsARowByATranslationThatWasChanged(t *testing.T) {
 		t.Errorf("%s users are with their parent", rows[0][0])
 	}
 }
+
+// Few keys are asked for where one of many mappings changes, whether the query asks the table itself or joins it to the one it asks.
+func TestOneChangeOfManyMappingsAsksForItsKeysAlone(t *testing.T) {
+	t.Parallel()
+	const mappings = 100_000
+	s := newSmallMove(t, 3, "tenant", fmt.Sprintf(`create table tenants (id bigint primary key, parent bigint, region bigint not null);
+		create table orders (id bigint primary key, tenant bigint); create table users (id int primary key, tenant bigint); create table visits (id int primary key, order_id bigint);
+		insert into tenants select g, null, g %% 7 from generate_series(1, %[1]d) g; insert into orders select g + 1000000, g from generate_series(1, %[1]d) g;
+		insert into users select g, g from generate_series(1, %[1]d) g; insert into visits select g, g + 1000000 from generate_series(1, %[1]d) g`, mappings))
+	d := &s.config.Destination
+	d.Spec.Tables = append(d.Spec.Tables,
+		layout.ShardedTable{Database: d.Database, Name: "users", Columns: []string{"tenant"}, LookupQuery: `select coalesce(parent, id) from tenants where id = $1`},
+		layout.ShardedTable{Database: d.Database, Name: "visits", Columns: []string{"order_id"}, LookupQuery: `select t.region from orders o join tenants t on t.id = o.tenant where o.id = $1`})
+	d.Spec.Omni = []layout.OmniTables{{Database: d.Database, Tables: []string{"tenants", "orders"}}}
+	s.config.LookupBytes = 256 << 20
+	s.places = newPlaces(t)
+	worker := s.move()
+	defer worker.Close()
+	var before, after move.LookupStatus
+	ready := func(ctx context.Context) (bool, error) {
+		before = worker.Snapshot().Lookup
+		s.sources[0].Exec(t, `update tenants set parent = 4, region = 3 where id = 50000`)
+		moved := func() bool {
+			for _, db := range s.shards {
+				if db.Query(t, `select count(*) from tenants where parent = 4`)[0][0] == "0" {
+					return false
+				}
+			}
+			return true
+		}
+		for !moved() {
+			time.Sleep(5 * time.Millisecond)
+		}
+		after = worker.Snapshot().Lookup
+		return true, nil
+	}
+	if err := worker.Migrate(t.Context(), move.MigrateOptions{Ready: ready}); err != nil {
+		t.Fatal(err)
+	}
+	if n := after.Queries - before.Queries; n == 0 || n >= 100 {
+		t.Errorf("%d keys were asked for", n)
+	}
+	if n := before.Entries - after.Entries; n > 100 {
+		t.Errorf("%d translations were forgotten", n)
+	}
+	s.sameRows(pgtest.RowsOptions{Omni: true}, "tenants", "orders")
+	s.sameRows(pgtest.RowsOptions{}, "users", "visits")
+	for shard, db := range s.shards {
+		for table, row := range map[string]string{"users": `select coalesce(t.parent, t.id) from tenants t where t.id = 50000`, "visits": `select t.region from tenants t where t.id = 50000`} {
+			key := s.sources[0].Query(t, row)[0][0]
+			want, err := s.places.of(t.Context(), "bigint", key, len(s.shards))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := db.Query(t, `select count(*) from `+table+` where id = 50000`)[0][0]; got == "1" != (shard == want) {
+				t.Errorf("%s: shard %d has %s of the row, which is shard %d's", table, shard, got, want)
+			}
+		}
+	}
+}

@@ -350,11 +350,13 @@ func (t *moved) sinkTable(root, leaf, into *pg.Table, renamed map[string]string,
 		}
 	}
 	for _, f := range t.feeds {
-		key := -1
+		feed := sink.Feed{Query: of(f.query, stream), Key: -1, Adds: f.adds, Unique: f.unique}
 		if f.key != "" {
-			key = at(f.key)
+			feed.Key = at(f.key)
+		} else if f.reach != "" && at(f.by) >= 0 {
+			feed.By, feed.Reach = at(f.by), &lookup.Query{Name: f.query.Name, SQL: f.reach}
 		}
-		st.Feeds = append(st.Feeds, sink.Feed{Query: of(f.query, stream), Key: key, Adds: f.adds, Unique: f.unique})
+		st.Feeds = append(st.Feeds, feed)
 	}
 	for _, name := range t.guard {
 		if i := at(name); i >= 0 {

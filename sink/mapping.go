@@ -2,6 +2,7 @@ package sink
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,6 +24,10 @@ type Feed struct {
 	Adds bool
 	// Unique: no two rows of the table answer one key, so that none has a translation because a row went.
 	Unique bool
+	// Reach, where Key is -1, is asked for the value in column By, which is the table's key, of a row that stands, and gives
+	// the keys that it answers, as one JSON array of their texts; nil: that is not known.
+	Reach *lookup.Query
+	By    int
 }
 
 // mappingPasses keeps the cache in step with a row that lookups read. One that comes is the answer to its key, where
@@ -55,6 +60,9 @@ func (r *router) mappingPasses(ctx context.Context, t *Table, kind pg.Op, old, n
 // mappingsEmptied is mappingGoes for every row of the tables a TRUNCATE empties.
 func (r *router) mappingsEmptied(c heldChange) {
 	for _, t := range r.tables(c) {
+		if len(t.Feeds) > 0 {
+			r.leaving = append(r.leaving, leaving{table: t})
+		}
 		for _, f := range t.Feeds {
 			r.keysLost(t, f, nil, -1)
 			if !f.Unique {
@@ -71,6 +79,7 @@ const maxKeys = 100_000
 type keySet struct {
 	all  bool
 	keys map[string]struct{}
+	asks map[*lookup.Query]map[string]struct{} // by the query that gives more of them, what it is to be asked for
 }
 
 // add puts in the key a row has in a column: all keys where there is no such column, or the log does not carry it.
@@ -151,6 +160,10 @@ func (r *router) fedBy(q *lookup.Query) []*Table {
 // not tell it: then the row's identity is the one it had.
 func (r *router) translationsChange(t *Table, old, new pg.Row) {
 	for _, f := range t.Feeds {
+		if f.Reach != nil {
+			r.reachLater(t, f, old, new)
+			continue
+		}
 		r.rehomeLater(f, new, every)
 		switch {
 		case old != nil:
@@ -159,6 +172,73 @@ func (r *router) translationsChange(t *Table, old, new pg.Row) {
 			r.rehomeLater(Feed{Query: f.Query, Key: -1}, nil, every)
 		}
 	}
+}
+
+// reachLater notes that the translations of the keys a mapping row answers may change. Which they are is asked at the
+// transaction's end: what else of the query's tables changes until then notes its keys itself. A shard that is ahead does not
+// tell of this place.
+func (r *router) reachLater(t *Table, f Feed, old, new pg.Row) {
+	for _, of := range r.fedBy(f.Query) {
+		keys := r.rehomingOf(of)
+		if r.ahead || old == nil && !t.inKey(f.By) || old != nil && differ(old[f.By], new[f.By]) || new[f.By].Kind != pg.Text {
+			keys.add(nil, -1)
+		}
+		if !keys.all {
+			keys.reached(f.Reach, new[f.By].Bytes)
+		}
+	}
+}
+
+// maxReached bounds the mapping rows whose keys are asked for one by one; beyond it every key is meant.
+const maxReached = 1000
+
+// reached puts in the keys that a mapping row answers, which are asked for later.
+func (s *keySet) reached(q *lookup.Query, by []byte) {
+	if s.asks == nil {
+		s.asks = map[*lookup.Query]map[string]struct{}{}
+	}
+	if s.asks[q] == nil {
+		s.asks[q] = map[string]struct{}{}
+	}
+	if s.asks[q][string(by)] = struct{}{}; len(s.asks[q]) > maxReached {
+		s.all, s.keys, s.asks = true, nil, nil
+	}
+}
+
+// reach asks for the keys that reached has put in.
+func (r *router) reach(ctx context.Context, t *Table, s *keySet) error {
+	asks := s.asks
+	s.asks = nil
+	shards := r.all
+	if !t.AskAll {
+		shards = []int{r.lowest()}
+	}
+	for q, rows := range asks {
+		list := make([][]byte, 0, len(rows))
+		for by := range rows {
+			list = append(list, []byte(by))
+		}
+		var mu sync.Mutex
+		err := r.call(ctx, shards, func(ctx context.Context, a *applier) error {
+			answers, err := lookup.Ask(ctx, a.conn.PgConn(), q, list)
+			mu.Lock()
+			defer mu.Unlock()
+			for _, answer := range answers {
+				var keys []string
+				if err == nil && !answer.Null {
+					err = json.Unmarshal(answer.Value, &keys)
+				}
+				for _, key := range keys {
+					s.put([]byte(key))
+				}
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // mappingComes looks for rows that go by a key that has a translation from now on.

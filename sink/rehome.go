@@ -35,24 +35,31 @@ func (r *router) rehome(ctx context.Context) error {
 	}
 	r.pass++
 	for _, h := range todo {
-		err := error(nil)
-		if h.keys.all {
-			r.Router.Lookups.Forget(h.table.Query)
-			r.homeless = r.ahead
-			if err = r.rehomeAll(ctx, h.table); err == nil && !r.homeless {
-				err = r.allMapped(ctx, h.table)
-			}
-		} else {
-			err = r.rehomeKeys(ctx, h.table, slices.Sorted(maps.Keys(h.keys.keys)))
-		}
-		if err == nil {
-			err = r.rehomeLeft(ctx, h.table)
-		}
-		if err != nil {
+		if err := r.rehomeTable(ctx, h.table, h.keys); err != nil {
 			return fmt.Errorf("move the rows of %s whose mapping was changed: %w", h.table.Source, err)
 		}
 	}
 	return nil
+}
+
+func (r *router) rehomeTable(ctx context.Context, t *Table, keys keySet) error {
+	err := r.reach(ctx, t, &keys)
+	if err != nil {
+		return err
+	}
+	if keys.all {
+		r.changed(t.Query, nil)
+		r.homeless = r.ahead
+		if err = r.rehomeAll(ctx, t); err == nil && !r.homeless {
+			err = r.allMapped(ctx, t)
+		}
+	} else {
+		err = r.rehomeKeys(ctx, t, slices.Sorted(maps.Keys(keys.keys)))
+	}
+	if err != nil {
+		return err
+	}
+	return r.rehomeLeft(ctx, t)
 }
 
 // Keys and rows are taken in blocks: a tenant may be larger than memory.
@@ -66,7 +73,7 @@ func (r *router) rehomeKeys(ctx context.Context, t *Table, keys []string) error 
 		data := make([]pg.Datum, len(block))
 		for i, key := range block {
 			data[i] = pg.Datum{Kind: pg.Text, Bytes: []byte(key)}
-			r.Router.Lookups.Invalidate(t.Query, data[i].Bytes)
+			r.changed(t.Query, data[i].Bytes)
 		}
 		if err := r.rehomeBlock(ctx, t, r.live(r.all), data); err != nil {
 			return err

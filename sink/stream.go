@@ -71,7 +71,7 @@ type Stream struct {
 
 	beforeCommit func(ctx context.Context, shard layout.Shard, end pg.LSN) error // tests stop a shard there; nil otherwise
 
-	ran        bool
+	passed     map[int]*passedKeys // by query
 	pauses     chan *Paused
 	batchBytes int
 	batchDelay time.Duration
@@ -143,16 +143,43 @@ func (s *Stream) Run(ctx context.Context, blocks <-chan *pg.Block, release func(
 	return s.overtaken(ctx, err)
 }
 
-// forgetFuture drops translations the run before learnt from transactions that are now to come again.
+// changed notes that the mapping row of a key has passed: what is cached of it is to be forgotten, now and when the
+// transaction comes again. nil: that of any key.
+func (s *Stream) changed(q *lookup.Query, key []byte) {
+	if s.passed == nil {
+		s.passed = map[int]*passedKeys{}
+	}
+	p := s.passed[q.ID]
+	if p == nil {
+		p = &passedKeys{query: q}
+		s.passed[q.ID] = p
+	}
+	if key == nil {
+		p.add(nil, -1)
+		s.Router.Lookups.Forget(q)
+	} else {
+		p.put(key)
+		s.Router.Lookups.Invalidate(q, key)
+	}
+}
+
+// passedKeys are keys of a query whose mapping rows have passed.
+type passedKeys struct {
+	keySet
+	query *lookup.Query
+}
+
+// forgetFuture drops translations the run before may have learnt from transactions that are now to come again.
 func (s *Stream) forgetFuture() {
-	if s.ran {
-		for _, t := range s.Tables {
-			if t.Query != nil {
-				s.Router.Lookups.Forget(t.Query)
-			}
+	for _, p := range s.passed {
+		if p.all {
+			s.Router.Lookups.Forget(p.query)
+		}
+		for key := range p.keys {
+			s.Router.Lookups.Invalidate(p.query, []byte(key))
 		}
 	}
-	s.ran = true
+	s.passed = nil
 }
 
 // apply writes until the blocks end, and looks at the shards' standbys as long.

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -334,6 +336,7 @@ func (f *following) failure() error {
 	select {
 	case <-f.done:
 	case <-time.After(streamPatience):
+		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
 		f.t.Fatal("the stream goes on, but was to end with an error")
 	}
 	f.mu.Lock()

@@ -43,7 +43,7 @@ func (t *Table) feeds(q *lookup.Query) bool {
 	return slices.ContainsFunc(t.Feeds, func(f Feed) bool { return f.Query.ID == q.ID })
 }
 
-// leaving is a mapping row that the open transaction deletes.
+// leaving is a mapping row that the open transaction deletes; nil: every row of the table.
 type leaving struct {
 	table *Table
 	row   pg.Row
@@ -52,7 +52,13 @@ type leaving struct {
 // forgetLeaving is called at the end of a transaction.
 func (r *router) forgetLeaving() {
 	for _, l := range r.leaving {
-		r.forgetTranslations(l.table, l.row)
+		if l.row != nil {
+			r.forgetTranslations(l.table, l.row)
+			continue
+		}
+		for _, f := range l.table.Feeds {
+			r.changed(f.Query, nil)
+		}
 	}
 	clear(r.leaving)
 	r.leaving = r.leaving[:0]
@@ -66,9 +72,9 @@ func (r *router) forgetTranslations(t *Table, row pg.Row) {
 		for _, f := range t.Feeds {
 			switch row[c].Kind {
 			case pg.Text:
-				r.Router.Lookups.Invalidate(f.Query, row[c].Bytes)
+				r.changed(f.Query, row[c].Bytes)
 			case pg.Unchanged:
-				r.Router.Lookups.Forget(f.Query)
+				r.changed(f.Query, nil)
 			}
 		}
 	}
