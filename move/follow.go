@@ -90,19 +90,20 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 	return all, nil
 }
 
-// isOf says whether the source layout places a row on a source. Where the layout translates the key first, the shards
-// are asked.
+// isOf says whether the source layout places a row on a source. Where a server must be asked before, the shards are.
 func (m *Move) isOf(ctx context.Context, source int, from *moved, t *sink.Table, key []pg.Datum) (bool, error) {
 	rule := from.sourceRule
-	if rule.Lookup == "" {
+	if rule.Lookup == "" && rule.HashQuery == "" {
 		shard, err := rule.Place(key)
 		return int(shard) == source, err
 	}
 	of := *t
 	of.Rule, of.RuleKey, of.Query = rule, t.SourceKey, from.query
-	if from.sourceQuery != nil { // nothing tells when its answers change
+	if from.sourceQuery != nil {
 		of.Query = from.sourceQuery
-		m.router.Lookups.Forget(of.Query)
+		if rule.Lookup != "" { // nothing tells when its answers change
+			m.router.Lookups.Forget(of.Query)
+		}
 	}
 	shard, err := m.router.Place(ctx, &of, key, destAsker{m, t})
 	return int(shard) == source, err

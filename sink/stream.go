@@ -147,7 +147,7 @@ func (s *Stream) Run(ctx context.Context, blocks <-chan *pg.Block, release func(
 func (s *Stream) forgetFuture() {
 	if s.ran {
 		for _, t := range s.Tables {
-			if t.Query != nil {
+			if !t.fixed() {
 				s.Router.Lookups.Forget(t.Query)
 			}
 		}
