@@ -94,21 +94,28 @@ func TestEveryMistakeIsNamed(t *testing.T) {
 				s.Weights[i] = 2
 			}
 		}, "", "no rule has placement"},
-		"slots beside a mapping":                {func(s *Spec) { s.Tables[1].Placement = PlacementSlots }, "", "stands beside a mapping"},
-		"column and columns":                    {rule(ShardedTable{Name: "x", Column: "a", Columns: []string{"b"}}), "", "both column and columns"},
-		"no column":                             {rule(ShardedTable{Name: "x"}), "", "names no column"},
-		"a column twice":                        {rule(ShardedTable{Name: "x", Columns: []string{"a", "a"}}), "", "named twice"},
-		"a column the table lacks":              {rule(ShardedTable{Name: "x", Column: "A"}), "public.x,a text", "has no column A"},
-		"vectors":                               {rule(ShardedTable{Name: "x", Column: "a", DataType: "vector"}), "", "not supported"},
-		"vectors with a size":                   {rule(ShardedTable{Name: "x", Column: "a", DataType: "VECTOR(3)"}), "", "not supported"},
-		"centroids":                             {rule(ShardedTable{Name: "x", Column: "a", Centroids: []any{[]any{1.0}}}), "", "not supported"},
-		"an unknown data type":                  {rule(ShardedTable{Name: "x", Column: "a", DataType: "bigingt"}), "public.x,a text", "no type rows can be placed by"},
-		"a data type that does not hash alike":  {rule(ShardedTable{Name: "x", Column: "a", DataType: "bigint"}), "public.x,a text", "data_type bigint does not hash like column a of type text"},
-		"varchar for a char(n) column":          {rule(ShardedTable{Name: "x", Column: "a", DataType: "varchar"}), "public.x,a char(8)", "does not hash like"},
-		"a type only the server hashes":         {rule(ShardedTable{Name: "x", Column: "a"}), "public.x,a citext", "only the server can hash"},
-		"sha1 over several columns":             {rule(ShardedTable{Name: "x", Columns: []string{"a", "b"}, Hasher: HasherSHA1}), "", "defined for one column"},
-		"sha1 over a type with many text forms": {rule(ShardedTable{Name: "x", Column: "a", Hasher: HasherSHA1}), "public.x,a numeric", "sha1 is not defined for numeric"},
-		"a table no rule covers":                {func(*Spec) {}, "public.loose,a text", "public.loose: no rule covers the table"},
+		"slots beside a mapping":               {func(s *Spec) { s.Tables[1].Placement = PlacementSlots }, "", "stands beside a mapping"},
+		"column and columns":                   {rule(ShardedTable{Name: "x", Column: "a", Columns: []string{"b"}}), "", "both column and columns"},
+		"no column":                            {rule(ShardedTable{Name: "x"}), "", "names no column"},
+		"a column twice":                       {rule(ShardedTable{Name: "x", Columns: []string{"a", "a"}}), "", "named twice"},
+		"a column the table lacks":             {rule(ShardedTable{Name: "x", Column: "A"}), "public.x,a text", "has no column A"},
+		"vectors":                              {rule(ShardedTable{Name: "x", Column: "a", DataType: "vector"}), "", "not supported"},
+		"vectors with a size":                  {rule(ShardedTable{Name: "x", Column: "a", DataType: "VECTOR(3)"}), "", "not supported"},
+		"centroids":                            {rule(ShardedTable{Name: "x", Column: "a", Centroids: []any{[]any{1.0}}}), "", "not supported"},
+		"an unknown data type":                 {rule(ShardedTable{Name: "x", Column: "a", DataType: "bigingt"}), "public.x,a text", "no type rows can be placed by"},
+		"a data type that does not hash alike": {rule(ShardedTable{Name: "x", Column: "a", DataType: "bigint"}), "public.x,a text", "data_type bigint does not hash like column a of type text"},
+		"varchar for a char(n) column":         {rule(ShardedTable{Name: "x", Column: "a", DataType: "varchar"}), "public.x,a char(8)", "does not hash like"},
+		"a type only servers hash, of several": {rule(ShardedTable{Name: "x", Columns: []string{"a", "b"}}), "public.x,a citext,b int", "only a server can hash"},
+		"a type only servers hash, to be mapped": {func(s *Spec) {
+			rule(ShardedTable{Name: "x", Column: "a"})(s)
+			mapped(Mapping{Column: "a", Kind: KindDefault, Shard: on(1)})(s)
+		}, "public.x,a citext", "only a server can compare"},
+		"a type only servers hash, by sha1":                   {rule(ShardedTable{Name: "x", Column: "a", Hasher: HasherSHA1}), "public.x,a citext", "sha1 is not defined for citext"},
+		"a type only servers hash, called another":            {rule(ShardedTable{Name: "x", Column: "a", DataType: "text"}), "public.x,a citext", "does not hash like"},
+		"a type only servers hash, where a lookup gives none": {rule(ShardedTable{Name: "x", Column: "a", DataType: "text", LookupQuery: "select $1", OnMissing: MissingIdentity}), "public.x,a citext", "only a server can hash"},
+		"sha1 over several columns":                           {rule(ShardedTable{Name: "x", Columns: []string{"a", "b"}, Hasher: HasherSHA1}), "", "defined for one column"},
+		"sha1 over a type with many text forms":               {rule(ShardedTable{Name: "x", Column: "a", Hasher: HasherSHA1}), "public.x,a numeric", "sha1 is not defined for numeric"},
+		"a table no rule covers":                              {func(*Spec) {}, "public.loose,a text", "public.loose: no rule covers the table"},
 		"two named rules": {func(s *Spec) {
 			rule(ShardedTable{Name: "x", Column: "a"})(s)
 			rule(ShardedTable{Schema: "public", Name: "x", Column: "b"})(s)
@@ -148,7 +155,7 @@ func TestAKeyColumnThatIsNeverCopiedIsRefused(t *testing.T) {
 	tables[0].Columns[1].Generated = 's'
 	tables[1].Columns[0].Deterministic = false
 	_, err := Compile(spec, tables)
-	for _, want := range []string{"column tenant_id is generated", "non-deterministic collation"} {
+	for _, want := range []string{"column tenant_id is generated", "non-deterministic collation of its own"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}

@@ -22,6 +22,9 @@ func combine(row, column uint64) uint64 {
 
 // hash is the seeded 64-bit hash PostgreSQL's hash operator class of the type gives.
 func (t keyType) hash(v value) uint64 {
+	if t == typeServer {
+		return uint64(v.n)
+	}
 	switch t.class() {
 	case classBytes, classNet:
 		return hashBytes(v.b, partitionSeed)

@@ -17,7 +17,7 @@ func tableOf(name string, columns ...string) *pg.Table {
 	t := &pg.Table{Name: pg.Name{Schema: schema, Table: table}, Kind: 'r'}
 	for i, c := range columns {
 		column, typeName, _ := strings.Cut(c, " ")
-		t.Columns = append(t.Columns, pg.Column{Num: int16(i + 1), Name: column, Type: typeName, TypeOID: oidOf(typeName),
+		t.Columns = append(t.Columns, pg.Column{Num: int16(i + 1), Name: column, Type: typeName, Base: typeName, TypeOID: oidOf(typeName),
 			BaseOID: oidOf(typeName), Deterministic: true})
 	}
 	return t

@@ -16,7 +16,7 @@ func (r *Rule) KeyText(dst []byte, key pg.Datum) ([]byte, error) {
 		return append(dst, key.Bytes...), nil
 	}
 	t := r.source
-	if r.Lookup == "" && len(r.types) == 1 {
+	if r.Lookup == "" && r.HashQuery == "" && len(r.types) == 1 {
 		t = r.types[0]
 	}
 	if key.Kind != pg.Binary || !t.hasText() {

@@ -31,6 +31,7 @@ type RecordRule struct {
 	Columns      []string `json:"columns,omitempty"`
 	DataType     []string `json:"data_type,omitempty"` // of what is placed, column by column
 	Placement    string   `json:"placement"`
+	HashQuery    string   `json:"hash_query,omitempty"` // the SQL that hashes a key $1 of a type only servers can hash
 	LookupQuery  string   `json:"lookup_query,omitempty"`
 	LookupResult string   `json:"lookup_result,omitempty"`
 	OnMissing    string   `json:"on_missing,omitempty"`
@@ -77,8 +78,11 @@ func (l *Layout) String() string {
 
 func (r *Rule) record() RecordRule {
 	record := RecordRule{Table: r.Table.String(), Kind: r.kind(), Columns: r.Columns, Placement: r.Describe(),
-		LookupQuery: r.Lookup, LookupResult: r.LookupResult, OnMissing: r.OnMissing}
-	if r.method != methodNumber {
+		HashQuery: r.HashQuery, LookupQuery: r.Lookup, LookupResult: r.LookupResult, OnMissing: r.OnMissing}
+	switch {
+	case r.HashQuery != "":
+		record.DataType = []string{r.hashed}
+	case r.method != methodNumber:
 		for _, t := range r.types {
 			record.DataType = append(record.DataType, t.String())
 		}

@@ -17,12 +17,14 @@ type Rule struct {
 	Lookup       string   // lookup_query, empty where the key is placed as it is
 	LookupResult string   // ResultValue or ResultShard, where Lookup is set
 	OnMissing    string   // MissingStop, MissingDefault or MissingIdentity, where Lookup is set
+	HashQuery    string   // hashes the key $1 where only a server can, and every server alike; empty elsewhere
 
 	method  method
 	shards  uint64
 	whole   Shard     // the table's only shard, under methodWhole
 	types   []keyType // of what Place is given, column by column
 	source  keyType   // of the column a lookup translates, typeNone where its binary form cannot be read
+	hashed  string    // name of the type HashQuery takes
 	placed  Placement // from hash to shard, under methodHash and methodSHA1
 	mapping *mapping
 }
@@ -40,7 +42,7 @@ const (
 )
 
 // Place names the shard of a row by its key: one Datum for each of Columns, or, where Lookup is set, the translated key
-// as text. Null, Text and Binary datums of one value name the same shard. It does not allocate for integers, text and
+// as text, or, where HashQuery is set, its answer as text, of which NULL has none. Null, Text and Binary datums of one value name the same shard. It does not allocate for integers, text and
 // uuid. The error is always a *NoShardError.
 func (r *Rule) Place(key []pg.Datum) (Shard, error) {
 	if r.method == methodWhole {
@@ -72,9 +74,9 @@ func (r *Rule) Default() (s Shard, ok bool) {
 	return *r.mapping.rest, true
 }
 
-// BinaryKey says that the binary form of every key column will do: for Place, or, where Lookup is set, for KeyText.
+// BinaryKey says that the binary form of every key column will do: for Place, or, where a server is asked, for KeyText.
 func (r *Rule) BinaryKey() bool {
-	if r.Lookup != "" {
+	if r.Lookup != "" || r.HashQuery != "" {
 		return r.source.hasText()
 	}
 	return true
@@ -97,8 +99,14 @@ func (r *Rule) Hash(key []pg.Datum) (hash uint64, ok bool) {
 	return hash, err == nil
 }
 
-// Hashes says by what function and of which types the rule hashes: two rules that say the same hash a key alike.
-func (r *Rule) Hashes() string { return fmt.Sprint(r.method, r.types) }
+// Hashes says by what function and of what kinds of types the rule hashes: two rules that say the same hash a key alike.
+func (r *Rule) Hashes() string {
+	families := make([]keyType, len(r.types))
+	for i, t := range r.types {
+		families[i] = t.family()
+	}
+	return fmt.Sprint(r.method, families, r.HashQuery)
+}
 
 // Compare orders two keys as their types do, column by column: text by its bytes, NULL last. A value that cannot be read
 // comes behind those that can.

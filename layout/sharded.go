@@ -1,6 +1,7 @@
 package layout
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -39,9 +40,12 @@ func (c *compiler) shardedRule(entry ShardedTable, t *pg.Table) *Rule {
 	if !c.addMapping(entry, t, r) {
 		return nil
 	}
+	if r.types[0] == typeServer {
+		r.HashQuery, r.hashed = hashQuery(columns[0]), columns[0].Base
+	}
 	if r.method == methodHash && entry.Hasher == HasherSHA1 {
 		if !r.types[0].hasText() || r.types[0] == typeBool {
-			c.problems.add(t.Name.String(), fmt.Sprintf("%s: sha1 is not defined for %s", entry.label(), r.types[0]), `use hasher = "postgres"`)
+			c.problems.add(t.Name.String(), fmt.Sprintf("%s: sha1 is not defined for %s", entry.label(), cmp.Or(r.hashed, r.types[0].String())), `use hasher = "postgres"`)
 			return nil
 		}
 		r.method = methodSHA1
@@ -87,7 +91,7 @@ func (c *compiler) keyTypes(entry ShardedTable, t *pg.Table, columns []pg.Column
 	given, known := parseType(entry.DataType)
 	if entry.DataType != "" && !known {
 		c.problems.add("", fmt.Sprintf("%s: data_type = %q is no type rows can be placed by", entry.label(), entry.DataType),
-			"use bigint, varchar, uuid or another built-in type with a hash of its own")
+			"leave it out (the column's type is taken), or use bigint, varchar, uuid or another built-in type with a hash of its own")
 		return nil, false
 	}
 	if entry.LookupQuery != "" {
@@ -105,19 +109,26 @@ func (c *compiler) keyTypes(entry ShardedTable, t *pg.Table, columns []pg.Column
 	return types, ok
 }
 
-// columnType is the column's own type; given, where there is one, must hash like it.
+// columnType is the column's own type, typeServer where only a server can hash it; given, where there is one, must hash like it.
 func (c *compiler) columnType(entry ShardedTable, t *pg.Table, column pg.Column, given keyType) (keyType, bool) {
 	own := typeOfOID(column.BaseOID)
+	server := own == typeNone || own.collatable() && !column.Deterministic
+	refuse := func(what, hint string) {
+		c.problems.add(t.Name.String(), entry.label()+": "+what, hint)
+	}
+	is := fmt.Sprintf("column %s is of type %s, ", column.Name, column.Type)
 	switch {
-	case own == typeNone:
-		c.problems.add(t.Name.String(), fmt.Sprintf("%s: column %s is of type %s, which only the server can hash", entry.label(), column.Name, column.Type),
-			"shard by a column of another type, or translate the key with lookup_query")
-	case own.collatable() && !column.Deterministic:
-		c.problems.add(t.Name.String(), fmt.Sprintf("%s: column %s has a non-deterministic collation, under which only the server can hash it", entry.label(), column.Name),
-			"shard by another column, or give this one a deterministic collation")
+	case server && len(entry.keyColumns()) > 1:
+		refuse(is+"which only a server can hash, and servers are asked for keys of one column", "shard by one column, or by columns of other types")
+	case server && entry.LookupQuery != "":
+		refuse(is+`which only a server can hash, and on_missing = "identity" places by the key itself`, `use on_missing = "stop" or "default"`)
+	case !column.Deterministic && column.Collation == "":
+		refuse(is+"which brings a non-deterministic collation of its own", "give the column a collation, or shard by another column")
 	case given != typeNone && given.family() != own.family():
-		c.problems.add(t.Name.String(), fmt.Sprintf("%s: data_type %s does not hash like column %s of type %s", entry.label(), given, column.Name, column.Type),
+		refuse(fmt.Sprintf("data_type %s does not hash like column %s of type %s", given, column.Name, column.Type),
 			"leave data_type out (the column's type is taken) or correct it")
+	case server:
+		return typeServer, true
 	default:
 		return own, true
 	}
@@ -145,6 +156,8 @@ func (c *compiler) addMapping(entry ShardedTable, t *pg.Table, r *Rule) bool {
 		return refuse(`on_missing = "default" has no default mapping`, `add a [[sharded_mappings]] entry of kind = "default" for the column`)
 	case len(entries) == 0:
 		return true
+	case r.types[0] == typeServer:
+		return refuse("a mapping compares keys, and those of its column's type only a server can compare", "take the mapping away, so that the key is hashed, or translate it with lookup_query")
 	case len(r.Columns) > 1:
 		return refuse("a mapping is for a key of one column", "take the mapping away or shard by its column alone")
 	case entry.Placement == PlacementSlots:

@@ -7,7 +7,8 @@ import "strings"
 type keyType uint8
 
 const (
-	typeNone keyType = iota
+	typeNone   keyType = iota
+	typeServer         // of another type: what is read is the hash that a server has computed
 	typeBool
 	typeChar // "char"
 	typeInt2
@@ -147,7 +148,7 @@ func typeOfOID(oid uint32) keyType {
 
 // names holds PostgreSQL's name of each type, as format_type prints it.
 var names = [...]string{
-	typeNone: "unknown", typeBool: "boolean", typeChar: `"char"`, typeInt2: "smallint", typeInt4: "integer",
+	typeNone: "unknown", typeServer: "hash of a server", typeBool: "boolean", typeChar: `"char"`, typeInt2: "smallint", typeInt4: "integer",
 	typeInt8: "bigint", typeOID: "oid", typeDate: "date", typeTime: "time without time zone",
 	typeTimestamp: "timestamp without time zone", typeTimestampTZ: "timestamp with time zone", typeLSN: "pg_lsn",
 	typeTimeTZ: "time with time zone", typeInterval: "interval", typeFloat4: "real", typeFloat8: "double precision",
@@ -177,7 +178,7 @@ func parseType(name string) (t keyType, ok bool) {
 		return t, true
 	}
 	for t, n := range names {
-		if n == plain && keyType(t) != typeNone {
+		if n == plain && keyType(t) > typeServer {
 			return keyType(t), true
 		}
 	}

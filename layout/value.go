@@ -54,7 +54,7 @@ func (t keyType) readable(d pg.Datum) (v value, ok bool) {
 
 func (t keyType) readText(s, scratch []byte) (v value, err error) {
 	switch t {
-	case typeInt8:
+	case typeInt8, typeServer:
 		v.n, err = parseInt(s, math.MinInt64, math.MaxInt64)
 	case typeInt4:
 		v.n, err = parseInt(s, math.MinInt32, math.MaxInt32)

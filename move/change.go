@@ -136,8 +136,11 @@ func columnChanges(old, is shape, rewritten bool) (out []change) {
 		}
 		if was.Type != now.Type {
 			why := ""
-			if rewritten {
+			switch {
+			case rewritten:
 				why = "the table was rewritten, and its new values are not in the log"
+			case was.Hashed != "" && now.Hashed != "" && was.Hashed != now.Hashed:
+				why = "it is the sharding key, and rows stand by the hash that values of the other type have"
 			}
 			add(columnRetyped, why, "%s: column %q was %s and is %s", old.Name, now.Name, was.Type, now.Type)
 		}

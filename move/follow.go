@@ -90,20 +90,22 @@ func (m *Move) newFollowers(ctx context.Context, inv *inventory, e *evolution) (
 	return all, nil
 }
 
-// isOf says whether the source layout places a row on a source. Where the layout translates the key first, the shards
-// are asked; where they have no translation, because its mapping row went or is still to come, a row is another's only if
-// another source has rows of its key.
+// isOf says whether the source layout places a row on a source. Where a server must be asked before, the shards are; where
+// they have no translation, because its mapping row went or is still to come, a row is another's only if another source has
+// rows of its key.
 func (m *Move) isOf(ctx context.Context, source int, from *moved, t *sink.Table, key []pg.Datum) (bool, error) {
 	rule := from.sourceRule
-	if rule.Lookup == "" {
+	if rule.Lookup == "" && rule.HashQuery == "" {
 		shard, err := rule.Place(key)
 		return int(shard) == source, err
 	}
 	of := *t
 	of.Rule, of.RuleKey, of.Query = rule, t.SourceKey, from.query
-	if from.sourceQuery != nil { // nothing tells when its answers change
+	if from.sourceQuery != nil {
 		of.Query = from.sourceQuery
-		m.router.Lookups.Forget(of.Query)
+		if rule.Lookup != "" { // nothing tells when its answers change
+			m.router.Lookups.Forget(of.Query)
+		}
 	}
 	shard, err := m.router.Place(ctx, &of, key, destAsker{m, t})
 	if lookup.Missing(err) == nil {

@@ -37,7 +37,7 @@ select distinct f.oid::regprocedure::text
 // is noticed.
 func (inv *inventory) readLookups(ctx context.Context, m *Move) error {
 	for _, t := range inv.tables {
-		if t.query == nil {
+		if t.rule.Lookup == "" {
 			continue
 		}
 		err := m.on(ctx, m.Source.Shards[0], pg.Reader, func(conn *pgx.Conn) error { return inv.readLookup(ctx, conn, t) })
@@ -188,18 +188,16 @@ func (inv *inventory) notePlain(t *moved) {
 	if ok && there && from.Columns[k].TypeOID == own.Columns[o].TypeOID {
 		into := inv.byName[t.reads[0]]
 		into.plain = append(into.plain, plainLookup{query: t.query, key: key, value: value})
-		t.withMapping = inv.placedAlike(t, into, value)
+		t.withMapping = placedAlike(t, into, value)
 	}
 }
 
 // placedAlike says that a table whose key is translated into value by a row of from lives where that row lives: from is
 // sharded by value itself, and both hash it alike.
-func (inv *inventory) placedAlike(t, from *moved, value string) bool {
-	rules := inv.layout.Describe().Rules
-	a, b := rules[t.rule.ID], rules[from.rule.ID]
+func placedAlike(t, from *moved, value string) bool {
 	_, how, hashed := strings.Cut(t.rule.Describe(), ")")
 	_, asWell, fromHashed := strings.Cut(from.rule.Describe(), ")")
-	return from.rule.Lookup == "" && slices.Equal(from.rule.Columns, []string{value}) && slices.Equal(a.DataType, b.DataType) &&
+	return from.rule.Lookup == "" && slices.Equal(from.rule.Columns, []string{value}) && t.rule.Hashes() == from.rule.Hashes() &&
 		hashed && fromHashed && how == asWell &&
 		strings.HasPrefix(t.rule.Describe(), "hash(") && strings.HasPrefix(from.rule.Describe(), "hash(")
 }

@@ -23,7 +23,7 @@ type mappedKeys struct{ asked, none, several int }
 // one mapping row.
 func (p *planner) noteMappings(ctx context.Context, inv *inventory) error {
 	for _, t := range inv.tables {
-		if t.query == nil || slices.ContainsFunc(p.plan.Problems, func(found layout.Problem) bool { return found.Table == t.name.String() }) {
+		if t.rule.Lookup == "" || slices.ContainsFunc(p.plan.Problems, func(found layout.Problem) bool { return found.Table == t.name.String() }) {
 			continue
 		}
 		var n mappedKeys

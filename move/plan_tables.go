@@ -40,6 +40,7 @@ func (p *planner) checkTables(ctx context.Context) (*inventory, error) {
 			return nil, err
 		}
 	}
+	p.checkHashed(ctx, inv)
 	p.checkHazards(ctx, inv)
 	p.checkReverse(inv)
 	if !p.CreateSchema {
@@ -124,7 +125,7 @@ func (inv *inventory) planned(t *moved) PlannedTable {
 }
 
 func (p *planner) checkLookup(ctx context.Context, inv *inventory, t *moved) {
-	if t.query == nil {
+	if t.rule.Lookup == "" {
 		return
 	}
 	err := p.on(ctx, p.Source.Shards[0], pg.Reader, func(conn *pgx.Conn) error {
@@ -207,7 +208,7 @@ func (p *planner) checkOwned(ctx context.Context, where string, conn *pgx.Conn, 
 // noteLoose says what it costs when the log does not tell which shard an old row is on.
 func (p *planner) noteLoose(inv *inventory, leaf *pg.Table, source int) {
 	t := inv.tableOf(leaf, source)
-	if source != 0 || t == nil || t.rule.Omni || t.query != nil || logsAll(leaf, t.rule.Columns) {
+	if source != 0 || t == nil || t.rule.Omni || t.rule.Lookup != "" || logsAll(leaf, t.rule.Columns) {
 		return
 	}
 	p.note("%s: its replica identity does not carry the sharding key (%s): each DELETE is asked of every shard, and an UPDATE that changes the key "+

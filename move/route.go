@@ -111,6 +111,11 @@ func (m *Move) routeRow(ctx context.Context, inv *inventory, dest *pg.Catalog, t
 	switch code := pg.Code(err); {
 	case errors.As(err, &none):
 		return &NoRouteError{t.name, none.Err}
+	case t.rule.HashQuery != "" && (code == "42704" || code == "3F000"):
+		return fmt.Errorf("%s: a server is asked for the hash of a key, and the destination has not its type yet: %w; hint: ask again once `pgreshard migrate` has made the schema",
+			t.name, err)
+	case t.rule.HashQuery != "" && strings.HasPrefix(code, "22"):
+		return fmt.Errorf("%s: the key is not a value of the type of %s: %w; hint: write it as PostgreSQL prints it", t.name, t.rule.Columns[0], err)
 	case code == "42P01" || code == "3F000":
 		return fmt.Errorf("%s: a key is translated by what its lookup_query reads on the destination, and that is not there yet: %w; hint: ask again once `pgreshard migrate` has copied it",
 			t.name, err)
@@ -119,7 +124,7 @@ func (m *Move) routeRow(ctx context.Context, inv *inventory, dest *pg.Catalog, t
 	case err != nil:
 		return err
 	}
-	if t.query != nil {
+	if t.rule.Lookup != "" {
 		value, _ := m.router.Lookups.Cached(t.query, []byte(key[0]))
 		r.Translated = string(value)
 	}

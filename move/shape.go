@@ -23,6 +23,7 @@ type shapeColumn struct {
 	Num       int16 // pg_attribute.attnum: what stays when a column is renamed
 	Name      string
 	Type      string
+	Hashed    string  `json:",omitempty"` // layout.Rule.Hashes, of a column of the sharding key
 	Collation string  `json:",omitempty"`
 	NotNull   bool    `json:",omitempty"`
 	Generated bool    `json:",omitempty"`
@@ -57,6 +58,11 @@ func (inv *inventory) shapes(source int) shapes {
 		}
 		for _, part := range catalog.Tree(root) {
 			out.Tables[part.OID] = shapeOf(catalog, part)
+		}
+		for i, c := range out.Tables[root.OID].Columns {
+			if slices.Contains(t.rule.Columns, c.Name) {
+				out.Tables[root.OID].Columns[i].Hashed = t.rule.Hashes()
+			}
 		}
 	}
 	return out

@@ -30,12 +30,13 @@ type moved struct {
 	name        pg.Name
 	rule        *layout.Rule
 	sourceRule  *layout.Rule  // where the sources have it; nil with one source
-	query       *lookup.Query // nil without lookup
-	sourceQuery *lookup.Query // the source layout's, where only that one translates: on the way back to one source
-	reads       []pg.Name     // the tables query reads
-	calls       []string      // functions query calls whose answers may change with none of them
-	asked       bool          // one of those is sharded: every shard is asked
-	guard       []string      // columns of this table that some lookup reads
+	query       *lookup.Query // asks a server for the key's translation, or its hash; nil where nobody is asked
+	sourceQuery *lookup.Query // the source layout's, where it asks for another hash, or, on the way back to one source, alone translates
+	local       localParts
+	reads       []pg.Name // the tables query reads
+	calls       []string  // functions query calls whose answers may change with none of them
+	asked       bool      // one of those is sharded: every shard is asked
+	guard       []string  // columns of this table that some lookup reads
 	feeds       []feed
 	withMapping bool          // a row lives where its mapping row does
 	plain       []plainLookup // those of feeds that ask this table alone, by one column
@@ -117,15 +118,14 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 				Hint: "add it to [[sharded_tables]] or [[omnisharded_tables]], or to [tables] exclude"})
 			continue
 		}
-		mt := &moved{name: t.Name, rule: rule}
-		if rule.Lookup != "" {
-			mt.query = m.lookupQuery(t.Name, rule)
-		}
+		mt := &moved{name: t.Name, rule: rule, query: m.lookupQuery(t.Name, rule)}
 		if inv.sourceLayout != nil {
 			mt.sourceRule = inv.sourceLayout.Rule(t.Name)
-			if m.forward != nil && mt.sourceRule != nil && mt.sourceRule.Lookup != "" && rule.Lookup == "" {
-				mt.sourceQuery = m.lookupQuery(t.Name, mt.sourceRule)
-			} else {
+			switch of := mt.sourceRule; {
+			case of != nil && of.HashQuery != rule.HashQuery && of.HashQuery != "", m.forward != nil && of != nil && of.Lookup != "" && rule.Lookup == "":
+				mt.sourceQuery = m.lookupQuery(t.Name, of)
+				mt.sourceQuery.ID = -1 - of.ID // the cache has it beside the destination's
+			default:
 				problems = append(problems, sameLookup(mt)...)
 			}
 		}
@@ -140,12 +140,20 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 	if len(problems) > 0 {
 		return &PlanError{problems}
 	}
+	if err := inv.readHashes(ctx, m); err != nil {
+		return err
+	}
 	return inv.readLookups(ctx, m)
 }
 
+// lookupQuery is what a server is asked before a rule can place a key, nil where nobody is.
 func (m *Move) lookupQuery(table pg.Name, rule *layout.Rule) *lookup.Query {
+	sql := cmp.Or(rule.Lookup, rule.HashQuery)
+	if sql == "" {
+		return nil
+	}
 	return &lookup.Query{ID: rule.ID, Name: fmt.Sprintf("%s.%s.%s", m.Destination.Database, table, rule.Columns[0]),
-		SQL: rule.Lookup, Attempts: m.LookupAttempts, Timeout: m.LookupTimeout}
+		SQL: sql, Attempts: m.LookupAttempts, Timeout: m.LookupTimeout}
 }
 
 // sameLookup: which source a row is of is told by the destination's translation of its key.

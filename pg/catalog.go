@@ -42,7 +42,7 @@ with recursive base (oid, base, typbasetype) as (
   union all
   select b.oid, t.oid, t.typbasetype from base b join pg_type t on t.oid = b.typbasetype
 )
-select a.attrelid, a.attnum, a.attname, a.atttypid, b.base, a.atttypmod, format_type(a.atttypid, a.atttypmod), t.typtype::text,
+select a.attrelid, a.attnum, a.attname, a.atttypid, b.base, a.atttypmod, format_type(a.atttypid, a.atttypmod), format_type(b.base, -1), t.typtype::text,
        case when bt.typcategory = 'A' then bt.typelem else 0 end, t.typarray,
        a.attnotnull, a.attidentity::text, a.attgenerated::text, a.atthasdef and a.attgenerated = '',
        case when a.attcollation <> t.typcollation then quote_ident(cn.nspname) || '.' || quote_ident(co.collname) else '' end,
@@ -138,7 +138,7 @@ func (c *Catalog) readColumns(ctx context.Context, q Querier) error {
 		var table uint32
 		var k Column
 		var typtype, identity, generated string
-		err := rows.Scan(&table, &k.Num, &k.Name, &k.TypeOID, &k.BaseOID, &k.Typmod, &k.Type, &typtype, &k.ElemOID, &k.ArrayOID,
+		err := rows.Scan(&table, &k.Num, &k.Name, &k.TypeOID, &k.BaseOID, &k.Typmod, &k.Type, &k.Base, &typtype, &k.ElemOID, &k.ArrayOID,
 			&k.NotNull, &identity, &generated, &k.HasDefault, &k.Collation, &k.Deterministic, &k.Default, &k.Missing, &k.Written, &k.Row)
 		if err != nil {
 			return err

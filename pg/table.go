@@ -19,6 +19,7 @@ type Column struct {
 	BaseOID       uint32 // the type under every domain; TypeOID where there is none
 	Typmod        int32
 	Type          string // format_type with modifier under search_path pg_catalog: valid in a cast on that server
+	Base          string // the same of the type under every domain, without modifier: a cast to it cuts nothing
 	TypeType      byte   // pg_type.typtype of the column's type: b c d e r m
 	ElemOID       uint32 // element type where the (base) type is a true array, else 0
 	ArrayOID      uint32 // the array type over this type, 0 where there is none

@@ -105,9 +105,9 @@ func (t *Table) match(columns []int, values []string) string {
 }
 
 // operator is = as SQL. Our sessions see pg_catalog only, so that of an extension's type is named by the schema the type
-// is in.
+// is in. Arrays, of whatever, have the one of pg_catalog.
 func operator(c pg.Column) string {
-	if c.TypeOID < firstUserOID || c.TypeType != 'b' {
+	if c.TypeOID < firstUserOID || c.TypeType != 'b' || c.ElemOID != 0 {
 		return "="
 	}
 	if schema := schemaOf(c.Type); schema != "" {

@@ -14,10 +14,11 @@ type Router struct {
 	Lookups *lookup.Cache
 }
 
-// Place names the shard a key belongs to. Where the table has a lookup the key is translated first: from the cache, or
-// by ask. The error is a *PlaceError where the key has no shard, and the asker's own otherwise.
+// Place names the shard a key belongs to. Where the table has a lookup the key is translated first, and where only a
+// server can hash the key it is hashed: from the cache, or by ask. The error is a *PlaceError where the key has no shard,
+// and the asker's own otherwise.
 func (r Router) Place(ctx context.Context, t *Table, key []pg.Datum, ask lookup.Asker) (layout.Shard, error) {
-	if t.Query == nil {
+	if !t.asks(key) {
 		return placed(t, key, key)
 	}
 	var text []byte
@@ -59,11 +60,15 @@ func (r Router) PlaceMany(ctx context.Context, t *Table, keys [][]pg.Datum, ask 
 		return err
 	}
 	for i, key := range keys {
-		var none error
-		if values[i] == nil {
-			none = missing
+		switch {
+		case !t.asks(key):
+			out[i], err = placed(t, key, key)
+		case values[i] == nil:
+			out[i], err = r.translated(t, key, nil, missing)
+		default:
+			out[i], err = r.translated(t, key, values[i], nil)
 		}
-		if out[i], err = r.translated(t, key, values[i], none); err != nil {
+		if err != nil {
 			return err
 		}
 	}

@@ -60,7 +60,7 @@ func (r *router) delete(ctx context.Context, t *Table, old pg.Row) error {
 	}
 	if known {
 		r.add(shard, op{kind: opDelete, table: t, old: old})
-		if t.Query != nil { // a cached translation may not be the one it was placed by: no shard goes past this before it is done
+		if !t.fixed() { // a cached translation may not be the one it was placed by: no shard goes past this before it is done
 			r.joints = r.seq
 		}
 		return nil
@@ -72,7 +72,7 @@ func (r *router) delete(ctx context.Context, t *Table, old pg.Row) error {
 // standsOn names the shard an old row is on, if the log or the cache tells. A key is never translated anew here: its
 // mapping may have gone before it.
 func (r *router) standsOn(ctx context.Context, t *Table, old pg.Row) (layout.Shard, bool, error) {
-	if t.Query == nil {
+	if t.fixed() {
 		if t.loose() {
 			return 0, false, nil
 		}

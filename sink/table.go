@@ -20,7 +20,7 @@ type Table struct {
 	RuleKey []int // indexes into Columns of the sharding key, in the rule's order; empty for an omnisharded table
 	// SourceKey are the columns Stream.Mine takes, in the source layout's order; nil: RuleKey.
 	SourceKey []int
-	Query     *lookup.Query // translates the key first; nil where it is placed as it is
+	Query     *lookup.Query // translates the key first, or has it hashed (Rule.HashQuery); nil where it is placed as it is
 	AskAll    bool          // the lookup's tables are sharded: all shards are asked and exactly one must answer
 	Guard     []int         // columns that lookups read: an update that changes one of them changes translations
 
@@ -73,7 +73,7 @@ func (t *Table) loose() bool {
 	if t.Rule.Omni {
 		return false
 	}
-	if t.Query != nil {
+	if !t.fixed() {
 		return true
 	}
 	for _, k := range t.RuleKey {
@@ -82,6 +82,14 @@ func (t *Table) loose() bool {
 		}
 	}
 	return false
+}
+
+// fixed says that a key has one place for good: no mapping translates it.
+func (t *Table) fixed() bool { return t.Query == nil || t.Rule.HashQuery != "" }
+
+// asks says that a server is asked before the key can be placed. Nobody need be for the hash of NULL.
+func (t *Table) asks(key []pg.Datum) bool {
+	return t.Query != nil && (t.Rule.HashQuery == "" || key[0].Kind != pg.Null)
 }
 
 // sourceRows and destRows name the table's rows in SELECT, UPDATE, DELETE and TRUNCATE.

@@ -91,28 +91,34 @@ func (r *router) prefetch(ctx context.Context, b *pg.Block) error {
 		if c.Op == pg.OpBegin {
 			tx = c.Tx
 		}
-		if c.New == nil || tx == nil {
+		if c.New == nil && c.Old == nil || tx == nil {
 			continue
 		}
 		bound, err := r.binding(c.Relation, tx.Commit)
 		if err != nil {
 			continue // change will meet it, at its place
 		}
-		t, row := bound.table, bound.row(c.New)
-		if t.Query == nil || row[t.RuleKey[0]].Kind != pg.Text {
-			continue
+		t := bound.table
+		rows := []pg.Row{bound.row(c.New)}
+		if t.fixed() { // where an old row is follows from its key
+			rows = append(rows, bound.old(c))
 		}
-		key := row[t.RuleKey[0]].Bytes
-		if _, ok := r.Router.Lookups.Cached(t.Query, key); ok {
-			continue
+		for _, row := range rows {
+			if t.Query == nil || row == nil || row[t.RuleKey[0]].Kind != pg.Text {
+				continue
+			}
+			key := row[t.RuleKey[0]].Bytes
+			if _, ok := r.Router.Lookups.Cached(t.Query, key); ok {
+				continue
+			}
+			if wanted == nil {
+				wanted = map[*Table]map[string]bool{}
+			}
+			if wanted[t] == nil {
+				wanted[t] = map[string]bool{}
+			}
+			wanted[t][string(key)] = true
 		}
-		if wanted == nil {
-			wanted = map[*Table]map[string]bool{}
-		}
-		if wanted[t] == nil {
-			wanted[t] = map[string]bool{}
-		}
-		wanted[t][string(key)] = true
 	}
 	if wanted == nil {
 		return nil

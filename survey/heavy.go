@@ -41,7 +41,8 @@ func (s *Sample) heavy(least int, share float64) []int {
 
 // Count counts the rows of every key that may have a hundredth of them, on one source; call it for each, after Place. The
 // server takes an index on the key where there is one, else it reads the table once; where that takes too long the error
-// says so, and the estimates stay. A translated key is not counted, since no column holds it, nor one with a NULL.
+// says so, and the estimates stay. A key that a server was asked for is not counted, since no column holds what it is placed by,
+// nor one with a NULL.
 func (s *Sample) Count(ctx context.Context, conn *pgx.Conn, root *pg.Table, limits Limits) error {
 	columns := s.table.Rule.Columns
 	keys := slices.DeleteFunc(s.heavy(0, counted), func(at int) bool {

@@ -10,7 +10,7 @@ import (
 	"pgreshard/pg"
 )
 
-// Place translates the keys that were read, where the rule has a lookup, by what asked says now, and names each one's
+// Place translates the keys that were read, where the rule has a lookup, or hashes them, by what asked says now, and names each one's
 // shard by the rule itself. It is called once, when everything is read.
 func (s *Sample) Place(ctx context.Context, asked lookup.Asker) error {
 	if s.table.Query != nil {
@@ -44,6 +44,10 @@ func (s *Sample) translate(ctx context.Context, asked lookup.Asker) error {
 	if err != nil {
 		return err
 	}
+	if s.table.Rule.HashQuery != "" {
+		s.placeByHashes(answers)
+		return nil
+	}
 	raw := s.keys
 	s.keys, s.byText = nil, map[string]int{}
 	becomes := make([]int32, len(raw))
@@ -60,6 +64,16 @@ func (s *Sample) translate(ctx context.Context, asked lookup.Asker) error {
 		}
 	}
 	return nil
+}
+
+// placeByHashes takes the hashes that a server answered for the keys that are not NULL, which stay what they are.
+func (s *Sample) placeByHashes(answers []lookup.Answer) {
+	for i := range s.keys {
+		if k := &s.keys[i]; k.datums[0].Kind == pg.Text {
+			k.datums = []pg.Datum{{Kind: pg.Text, Bytes: answers[0].Value}}
+			answers = answers[1:]
+		}
+	}
 }
 
 // translated is the index of the key that one is placed by; keys without a mapping row that nothing else places are one.

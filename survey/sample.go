@@ -32,7 +32,7 @@ const Mark = "/* pgreshard */"
 type Table struct {
 	Name  pg.Name
 	Rule  *layout.Rule
-	Query *lookup.Query // nil where the key is placed as it is
+	Query *lookup.Query // of the rule's lookup or hash; nil where the key is placed as it is
 }
 
 // Sample is rows of a table from one or several sources, each with its key, the block it stands in and its age.
