@@ -31,7 +31,7 @@ type moved struct {
 	rule        *layout.Rule
 	sourceRule  *layout.Rule  // where the sources have it; nil with one source
 	query       *lookup.Query // nil without lookup
-	sourceQuery *lookup.Query // the source layout's, where only that one translates: on the way back to one source
+	sourceQuery *lookup.Query // the source layout's, where only that one translates: on the way back
 	reads       []pg.Name     // the tables query reads
 	asked       bool          // one of those is sharded: every shard is asked
 	guard       []string      // columns of this table that some lookup reads
@@ -125,7 +125,7 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 			if m.forward != nil && mt.sourceRule != nil && mt.sourceRule.Lookup != "" && rule.Lookup == "" {
 				mt.sourceQuery = m.lookupQuery(t.Name, mt.sourceRule)
 			} else {
-				problems = append(problems, sameLookup(mt)...)
+				problems = append(problems, fitting(mt)...)
 			}
 		}
 		inv.tables = append(inv.tables, mt)
@@ -147,11 +147,16 @@ func (m *Move) lookupQuery(table pg.Name, rule *layout.Rule) *lookup.Query {
 		SQL: rule.Lookup, Attempts: m.LookupAttempts, Timeout: m.LookupTimeout}
 }
 
-// sameLookup: which source a row is of is told by the destination's translation of its key.
-func sameLookup(t *moved) layout.Problems {
+// fitting: which source a row is of is told by the destination's translation of its key, and what every shard holds in full
+// is read from the first.
+func fitting(t *moved) layout.Problems {
 	if t.sourceRule == nil {
 		return layout.Problems{{Table: t.name.String(), What: "no rule of the source layout covers this table",
 			Hint: "say where its rows stand, in a rule with the source's database"}}
+	}
+	if t.sourceRule.Omni != t.rule.Omni {
+		return layout.Problems{{Table: t.name.String(), What: "it is omnisharded in one layout and sharded in the other",
+			Hint: "with several sources, place it alike in both layouts"}}
 	}
 	if q := t.sourceRule.Lookup; q != "" && (t.query == nil || t.query.SQL != q) {
 		return layout.Problems{{Table: t.name.String(), What: "the source layout's lookup_query is not the destination's",
