@@ -199,14 +199,20 @@ const giveUpTime = 30 * time.Second
 // home may be the very shard that held the stream up.
 const budgetStep = "wal_budget"
 
-// giveUp drops the slots of every source, whoever streams from them. Each source's journal says why before it does.
+// giveUp drops the slots because of one that keeps too much.
 func (m *Move) giveUp(ctx context.Context, over *BudgetError) error {
+	over.Err = m.dropSlots(ctx, budgetStep, over)
+	return over
+}
+
+// dropSlots drops the slots of every source, whoever streams from them. Each source's journal says why before it does.
+func (m *Move) dropSlots(ctx context.Context, step string, why any) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpTime)
 	defer cancel()
-	over.Err = atOnce(ctx, len(m.Source.Shards), func(ctx context.Context, n int) error {
+	return atOnce(ctx, len(m.Source.Shards), func(ctx context.Context, n int) error {
 		return m.retry(ctx, func(ctx context.Context) error {
 			return m.on(ctx, m.Source.Shards[n], pg.Admin, func(conn *pgx.Conn) error {
-				if err := m.book.Journal(ctx, conn, budgetStep, "stop", over); err != nil {
+				if err := m.book.Journal(ctx, conn, step, "stop", why); err != nil {
 					return err
 				}
 				const end = `select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = $1 and database = current_database() and active`
@@ -217,7 +223,6 @@ func (m *Move) giveUp(ctx context.Context, over *BudgetError) error {
 			})
 		})
 	})
-	return over
 }
 
 // droppedForBudget says that a source's slot is missing because an earlier run dropped it; nil where it did not.

@@ -3,6 +3,7 @@ package move
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -99,6 +100,7 @@ type cutover struct {
 	proof     verify.Request
 	finishing bool // foreign keys may have been made
 	rehearsal bool // all but the switch
+	asked     bool // by somebody who waits for the answer
 	done      []StepReport
 }
 
@@ -128,6 +130,8 @@ func (c *cutover) try(ctx context.Context) error {
 		switch {
 		case err != nil && s.undone && !errors.As(err, &unknown):
 			return c.undo(ctx, err)
+		case err != nil && s.name == stepOpen:
+			return fmt.Errorf("layout %d serves now, and not every server of it takes writes yet: %w; hint: a worker tries again until each does", c.Destination.Layout, err)
 		case err != nil:
 			return err
 		case s.name == "freeze":

@@ -73,6 +73,29 @@ func (m *Move) catchUp(ctx context.Context, followers []*follower) error {
 	}
 }
 
+// askedPatience is how long who asks for a cutover waits for the streams to come level.
+const askedPatience = 2 * catchUpPatience
+
+// catchUpSoon is catchUp, but does not leave who asked waiting for a server that is down.
+func (c *cutover) catchUpSoon(ctx context.Context) error {
+	if !c.asked {
+		return c.catchUp(ctx, c.followers)
+	}
+	bounded, cancel := context.WithTimeout(ctx, askedPatience)
+	defer cancel()
+	err := c.catchUp(bounded, c.followers)
+	if err == nil || bounded.Err() == nil || ctx.Err() != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	because := append(c.lagging(c.followers), c.waiting()...)
+	if len(because) == 0 {
+		because = []string{fmt.Sprintf("the streams do not come level within %s", askedPatience)}
+	}
+	return c.notReady(because...)
+}
+
 // lagging says, in words, which streams are too far behind for a freeze.
 func (m *Move) lagging(followers []*follower) (because []string) {
 	for _, f := range followers {

@@ -216,15 +216,21 @@ func (c *cutover) verifyDrained(ctx context.Context) error {
 	return c.compare(ctx, c.proof, at)
 }
 
-// seal makes the freeze permanent on every source, if it has held without a gap.
+// seal makes the freeze permanent on every source, if it has held without a gap. Meanwhile every server that is to serve says
+// once more that it is there: after the switch nothing goes back for one that is not.
 func (c *cutover) seal(ctx context.Context) error {
-	return c.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+	there := make(chan error, 1)
+	go func() {
+		there <- c.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error { return conn.Ping(ctx) })
+	}()
+	err := c.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		at, err := c.fence(conn).seal(ctx, c.inv.names(), c.frozen[n].Value)
 		if err != nil {
 			return err
 		}
 		return waitStandbys(ctx, conn, at)
 	})
+	return errors.Join(err, <-there)
 }
 
 // switchLayout is the point of no return. Where the answer is lost the record is read until it is known.

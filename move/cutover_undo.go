@@ -17,7 +17,8 @@ func (c *cutover) undo(ctx context.Context, cause error) error {
 	defer cancel()
 	c.log.Warn("cutover undone", "reason", cause.Error())
 	if err := c.liftAll(ctx); err != nil {
-		return fmt.Errorf("undo: %w (undone because of: %v)", err, cause)
+		return fmt.Errorf("%v, and not every server could be told to take writes again: %w; hint: what was only frozen takes writes again by itself "+
+			"within max_freeze, what was sealed when a worker reaches it; `pgreshard status` names it", cause, err)
 	}
 	c.setUndone(time.Since(c.began))
 	var err error

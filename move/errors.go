@@ -91,6 +91,10 @@ var ErrCancelled = errors.New("this move was cancelled, but what it made is not 
 var ended = []error{replicator.ErrSlotMissing, replicator.ErrSlotLost, replicator.ErrConfirmedAhead, replicator.ErrServerBehind,
 	replicator.ErrOtherSystem, replicator.ErrOtherHistory, replicator.ErrPublicationMissing}
 
+func isEnded(err error) bool {
+	return slices.ContainsFunc(ended, func(e error) bool { return errors.Is(err, e) })
+}
+
 const startOver = "`pgreshard cancel --drop-data`, then `pgreshard migrate`; the source serves all along"
 
 // Hint is what the operator can do about an error that a package below could not say, because it depends on where in a
@@ -103,7 +107,7 @@ func Hint(err error) string {
 		return "`pgreshard migrate` makes it; else [move] name or the first destination shard's URL is not what it was made with"
 	case errors.Is(err, replicator.ErrSlotLost):
 		return "raise max_slot_wal_keep_size on the source, then start over: " + startOver
-	case slices.ContainsFunc(ended, func(e error) bool { return errors.Is(err, e) }):
+	case isEnded(err):
 		return "changes may be lost, so the move must be started over: " + startOver
 	case errors.Is(err, replicator.ErrSlotForeign), errors.Is(err, replicator.ErrSlotExists):
 		return "somebody else made it: give the move another name, or drop the slot if nobody uses it"

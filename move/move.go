@@ -31,6 +31,9 @@ type Move struct {
 	unmapped sink.Unmapped
 	book     checkpoints.Book
 	resumed  bool // an earlier worker got the move to its present state, and may have died within it
+	// returning: this run has found a rollback to be brought to its end, with which it ends itself, however often it is
+	// interrupted: to go on would be to cut over again, which nobody asked for.
+	returning bool
 
 	forward    *Move               // of the way back (reverse.go): the move it belongs to; else nil
 	requests   chan request        // of people, to the goroutine that conducts the cutover
@@ -176,7 +179,7 @@ func (m *Move) takeUp(ctx context.Context) error {
 	if known == nil {
 		return ErrNoMove
 	}
-	m.resumed = known.State != StateCreated
+	m.resumed, m.returning = known.State != StateCreated, false
 	m.setState(known.State)
 	if serving, err := m.readServing(ctx); err != nil {
 		return err

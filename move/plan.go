@@ -75,10 +75,6 @@ func (m *Move) plan(ctx context.Context, o PlanOptions) (*planner, *inventory, e
 	if ctx.Err() != nil {
 		return p, nil, ctx.Err()
 	}
-	if p.Reverse && len(p.Source.Shards) > 1 {
-		p.problem("", "after the switch several sources cannot follow yet ([cutover] reverse = true)",
-			"write reverse = false in [cutover]; the move then cannot be rolled back after the switch")
-	}
 	if !p.switched() { // else the record is this move's own
 		p.plan.Problems = append(p.plan.Problems, p.serving...)
 	}

@@ -65,6 +65,22 @@ func (p *planner) checkReverse(inv *inventory) {
 	}
 }
 
+// checkFollowedBack looks whether a shard's log will tell which row an UPDATE or DELETE means after the switch.
+func (p *planner) checkFollowedBack(where string, t *moved, leaf *pg.Table) {
+	what := ""
+	switch {
+	case !p.Reverse:
+	case len(leaf.Logged) == 0:
+		what = "has no replica identity"
+	case len(p.Source.Shards) > 1 && !t.tellsSource(leaf):
+		what = "has a replica identity without the sharding key, and with several sources an old row must tell whose it is"
+	}
+	if what != "" {
+		p.problem(where, fmt.Sprintf("%s %s, so that it cannot be followed back after the switch", leaf.Name, what),
+			"alter table "+leaf.Name.SQL()+" replica identity full, or set [cutover] reverse = false")
+	}
+}
+
 // noteUnknown names what [[omnisharded_tables]] lists and the source has not.
 func (p *planner) noteUnknown(inv *inventory) {
 	for _, entry := range p.Destination.spec().Omni {
@@ -237,10 +253,7 @@ func (p *planner) checkExisting(ctx context.Context, inv *inventory) {
 					p.problem(where, fmt.Sprintf("table %s differs: %s", t.name, what), "make it like the source's")
 				}
 				for _, leaf := range catalog.Leaves(into) {
-					if p.Reverse && len(leaf.Logged) == 0 {
-						p.problem(where, fmt.Sprintf("%s has no replica identity, so that it cannot be followed back after the switch", leaf.Name),
-							"alter table "+leaf.Name.SQL()+" replica identity full, or set [cutover] reverse = false")
-					}
+					p.checkFollowedBack(where, t, leaf)
 				}
 				var rows bool
 				err := conn.QueryRow(ctx, "select exists (select from "+t.name.SQL()+")").Scan(&rows)

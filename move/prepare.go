@@ -202,7 +202,12 @@ func (m *Move) needsFull(inv *inventory, leaf *pg.Table, source int) bool {
 		return false
 	}
 	t := inv.tableOf(leaf, source)
-	return t != nil && !t.rule.Omni && !(logsAll(leaf, t.rule.Columns) && logsAll(leaf, t.sourceRule.Columns))
+	return t != nil && !t.tellsSource(leaf)
+}
+
+// tellsSource says that the old rows a leaf logs tell which of several sources they are of.
+func (t *moved) tellsSource(leaf *pg.Table) bool {
+	return t.rule.Omni || logsAll(leaf, t.rule.Columns) && logsAll(leaf, t.sourceRule.Columns)
 }
 
 // tableOf finds the moved table a leaf belongs to.

@@ -128,13 +128,14 @@ func (c *cutover) serve(ctx context.Context, r request) (switched bool, err erro
 		r.answer <- outcome{report, err}
 		return false, nil
 	}
-	c.rehearsal = r.Rehearse
+	c.rehearsal, c.asked = r.Rehearse, true
 	err = c.attempts(ctx)
-	c.rehearsal = false
+	c.rehearsal, c.asked = false, false
 	report.Steps, report.Serving = c.done, c.servingVersion()
 	report.FreezeSeconds = c.Snapshot().Cutover.FreezeSeconds
 	var undone *UndoneError
-	stays := errors.As(err, &undone) || GaveUp(err) || c.forward != nil && refusedNothing(err)
+	var notReady *NotReadyError
+	stays := errors.As(err, &undone) || errors.As(err, &notReady) || GaveUp(err) || c.forward != nil && refusedNothing(err)
 	if stays && undone != nil && undone.Err == errRehearsed { // and nothing else went wrong
 		r.answer <- outcome{report, nil}
 		return false, nil
@@ -154,7 +155,7 @@ func refusedNothing(err error) bool {
 
 // attempts tries the cutover up to the configured number of times.
 func (c *cutover) attempts(ctx context.Context) error {
-	if err := c.catchUp(ctx, c.followers); err != nil {
+	if err := c.catchUpSoon(ctx); err != nil {
 		return err
 	}
 	if err := c.beforeFreeze(ctx); err != nil {
@@ -188,7 +189,7 @@ func (c *cutover) withoutReverse(ctx context.Context) error {
 func withHook(err, hook error) error {
 	var undone *UndoneError
 	if hook != nil && errors.As(err, &undone) {
-		return &UndoneError{Step: undone.Step, Err: errors.Join(undone.Err, hook)}
+		return &UndoneError{Step: undone.Step, Err: errors.Join(undone.Err, hook), Back: undone.Back}
 	}
 	return errors.Join(err, hook)
 }
@@ -203,8 +204,13 @@ func (c *cutover) tries(ctx context.Context) error {
 		if err := sleep(ctx, time.Second); err != nil {
 			return err
 		}
-		if err := c.catchUp(ctx, c.followers); err != nil {
-			return err
+		var notReady *NotReadyError
+		late := c.catchUpSoon(ctx)
+		if errors.As(late, &notReady) {
+			return withHook(err, late)
+		}
+		if late != nil {
+			return late
 		}
 	}
 }

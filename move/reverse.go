@@ -78,9 +78,12 @@ func newReverse(m *Move) *Move {
 	return b
 }
 
-// placeBack gives the way back its rules. Everything belongs to the one source; of what is omnisharded the first shard's
-// copy goes there.
+// placeBack gives the way back its rules: the source layout's. One source needs none, since everything belongs to it, but
+// what is omnisharded comes from the first shard alone all the same.
 func (m *Move) placeBack(inv *inventory) {
+	if len(m.Destination.Shards) > 1 {
+		return
+	}
 	var omni []string
 	for _, t := range inv.tables {
 		if t.rule.Omni {

@@ -118,7 +118,7 @@ func (m *Move) completeFor(ctx context.Context, inv *inventory, asked completion
 const lostKey = "lost"
 
 // followBack has the sources follow the shards until a rollback has switched back, which is errRolledBack, or ctx ends. A
-// slot that keeps too much ends the way back, not the move: the new layout serves on.
+// slot that keeps too much, or that a fail-over of its shard has lost, ends the way back, not the move: the new layout serves on.
 func (m *Move) followBack(ctx context.Context, back *Move) error {
 	var lost string
 	if err := back.detail(ctx, lostKey, &lost); err != nil {
@@ -149,10 +149,15 @@ func (m *Move) followBack(ctx context.Context, back *Move) error {
 			return errRolledBack
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case !errors.As(cause, &over):
+		case errors.As(cause, &over):
+			lost = fmt.Sprintf("replication slot %s of %s kept %s of log, more than the %s it may ([stream] wal_budget)",
+				over.Slot, back.sourceWords(over.Source), sizeText(over.Kept), sizeText(over.Budget))
+		case isEnded(err):
+			lost = oneLine(err)
+		default:
 			return reverseError(err)
 		}
-		if lost, err = back.loseWayBack(ctx, over); err != nil {
+		if lost, err = back.loseWayBack(ctx, lost); err != nil {
 			return err
 		}
 	}
@@ -163,16 +168,14 @@ func (m *Move) followBack(ctx context.Context, back *Move) error {
 	return ctx.Err()
 }
 
-// loseWayBack drops the slots of the way back, because one has kept more log than it may. That is recorded first.
-func (m *Move) loseWayBack(ctx context.Context, over *BudgetError) (why string, err error) {
-	why = fmt.Sprintf("the old layout does not follow any more: replication slot %s of %s kept %s of log, more than the %s it may ([stream] wal_budget)",
-		over.Slot, m.sourceWords(over.Source), sizeText(over.Kept), sizeText(over.Budget))
+// loseWayBack drops the slots of the way back, because of what is said. That is recorded first.
+func (m *Move) loseWayBack(ctx context.Context, because string) (why string, err error) {
+	why = "the old layout does not follow any more: " + because
 	if err := m.setDetail(ctx, lostKey, why); err != nil {
 		return "", err
 	}
 	m.log.Warn("there is no way back any more; the new layout serves on", "reason", why)
-	_ = m.giveUp(ctx, over)
-	return why, over.Err
+	return why, m.dropSlots(ctx, lostKey, why)
 }
 
 // never is asked whether the rollback is to be made without anybody's asking for it.

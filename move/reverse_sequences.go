@@ -7,7 +7,8 @@ import (
 )
 
 // planBack sets a source's sequences above everything the shards have handed out since the switch, and nothing else of
-// them: it goes on with the increment and the bounds it had.
+// them: it goes on with the increment and the bounds it had. Where several sources hand out every Mth value each, each goes on
+// with its own.
 func (c *cutover) planBack(ctx context.Context, conn *pgx.Conn) ([]SequenceSetting, error) {
 	if c.Sequences == string(SequencesNone) {
 		return nil, nil
@@ -15,6 +16,11 @@ func (c *cutover) planBack(ctx context.Context, conn *pgx.Conn) ([]SequenceSetti
 	own, err := ReadSequences(ctx, conn, c.inv.tree(0), true)
 	if err != nil {
 		return nil, err
+	}
+	for i := range own {
+		if last := own[i].Last; last != nil {
+			own[i].Start = *last // that is among those it hands out, whatever it was said to start with
+		}
 	}
 	readings := [][]Sequence{own}
 	for _, reading := range c.sequences {

@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"pgreshard/layout"
 	"pgreshard/move"
 	"pgreshard/pg"
 	"pgreshard/pgtest"
@@ -24,9 +28,11 @@ type kept struct {
 // keep runs the move to its switch and waits until the sources follow.
 func (r *rig) keep() *kept { r.t.Helper(); return r.keepUntil(r.t.Context()) }
 
-func (r *rig) keepUntil(ctx context.Context) *kept {
+func (r *rig) keepUntil(ctx context.Context) *kept { r.t.Helper(); return r.keepWith(ctx, r.move()) }
+
+func (r *rig) keepWith(ctx context.Context, m *move.Move) *kept {
 	r.t.Helper()
-	k := &kept{rig: r, Move: r.move(), done: make(chan error, 1)}
+	k := &kept{rig: r, Move: m, done: make(chan error, 1)}
 	go func() { k.done <- k.Migrate(ctx, move.MigrateOptions{}) }()
 	k.following()
 	return k
@@ -106,51 +112,56 @@ func (r *rig) serving(version int) {
 
 func TestARollbackLosesNothingAndTheMoveMayBeTriedAgain(t *testing.T) {
 	t.Parallel()
-	r := reverseRig(t, 1, 3)
-	stop := r.write()
-	k := r.keep()
-	if err := r.load.Committed(t.Context(), 300); err != nil {
-		t.Fatal(err)
-	}
-	report, err := k.Rollback(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("writes were refused for %.3f s", *report.FreezeSeconds)
-	if err := <-k.done; err != nil {
-		t.Fatal(err)
-	}
-	if err := r.load.Committed(t.Context(), 200); err != nil {
-		t.Fatal(err)
-	}
-	stop()
-	r.serving(1)
-	if err := r.load.Ledger().Check(t.Context(), r.conns(r.sources)...); err != nil {
-		t.Error(err)
-	}
-	if got := k.Snapshot().State; got != move.StateRolledBack {
-		t.Errorf("the move is %s", got)
-	}
+	for _, c := range [][2]int{{1, 3}, {2, 3}} {
+		t.Run(fmt.Sprintf("%d to %d", c[0], c[1]), func(t *testing.T) {
+			t.Parallel()
+			r := reverseRig(t, c[0], c[1])
+			stop := r.write()
+			k := r.keep()
+			if err := r.load.Committed(t.Context(), 300); err != nil {
+				t.Fatal(err)
+			}
+			report, err := k.Rollback(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("writes were refused for %.3f s", *report.FreezeSeconds)
+			if err := <-k.done; err != nil {
+				t.Fatal(err)
+			}
+			if err := r.load.Committed(t.Context(), 200); err != nil {
+				t.Fatal(err)
+			}
+			stop()
+			r.serving(1)
+			if err := r.load.Ledger().Check(t.Context(), r.conns(r.sources)...); err != nil {
+				t.Error(err)
+			}
+			if got := k.Snapshot().State; got != move.StateRolledBack {
+				t.Errorf("the move is %s", got)
+			}
 
-	stop = r.write()
-	k = r.keep()
-	if err := r.load.Committed(t.Context(), 200); err != nil {
-		t.Fatal(err)
+			stop = r.write()
+			k = r.keep()
+			if err := r.load.Committed(t.Context(), 200); err != nil {
+				t.Fatal(err)
+			}
+			stop()
+			k.level()
+			r.compare()
+			r.serving(2)
+			if err := k.CompleteNow(t.Context(), true); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-k.done; err != nil {
+				t.Fatal(err)
+			}
+			if err := r.load.Ledger().Check(t.Context(), r.conns(r.shards)...); err != nil {
+				t.Error(err)
+			}
+			r.nothingLeft(false, slices.Concat(r.sources, r.shards)...)
+		})
 	}
-	stop()
-	k.level()
-	r.compare()
-	r.serving(2)
-	if err := k.CompleteNow(t.Context(), true); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-k.done; err != nil {
-		t.Fatal(err)
-	}
-	if err := r.load.Ledger().Check(t.Context(), r.conns(r.shards)...); err != nil {
-		t.Error(err)
-	}
-	r.nothingLeft(false, slices.Concat(r.sources, r.shards)...)
 }
 
 // What an application does on the new layout, each statement on the shard named, or on both.
@@ -162,6 +173,8 @@ var onTheNewLayout = []struct {
 	{-1, `delete from items where id % 7 = 0`},
 	{-1, `update items set id = id + 100000 where id % 11 = 0`},
 	{-1, `insert into items (tenant, note) select min(tenant), 'by its sequence' from items, generate_series(1, 20)`},
+	{-1, `update items set tenant = 39 - tenant, note = 'of another source' where tenant in (19, 20)`},
+	{-1, `insert into lonely select 500 + tenant, tenant, 'new' from items group by tenant; update lonely set note = 'renamed' where id % 5 = 0; delete from lonely where id % 7 = 0`},
 	{-1, `insert into log select tenant, 'new' from items; delete from log where line = 'old' and tenant % 3 = 1`},
 	{-1, `insert into tenants values (1000, null, 'a new one'); update tenants set name = 'renamed' where id = 4; delete from tenants where id = 999`},
 	{0, `insert into items (tenant, note) values (1000, 'of the new tenant')`},
@@ -181,16 +194,60 @@ create table log (tenant bigint not null, line text); alter table log replica id
 insert into log select 1 + g % 40, 'old' from generate_series(1, 200) g;
 create table wiped (id bigint primary key, tenant bigint not null, note text);
 insert into wiped select g, 1 + g % 40, 'old' from generate_series(1, 200) g;
-create table moved (id bigint primary key, tenant bigint not null, note text)`
+create table moved (id bigint primary key, tenant bigint not null, note text);
+create table lonely (id bigint primary key, tenant bigint not null, note text);
+insert into lonely select g, 1 + g % 40, 'old' from generate_series(1, 100) g`
 
-// rollbackMove has a source with rollbackSchema and two shards; moved is filled with rows of the first shard alone.
-func rollbackMove(t *testing.T) *smallMove {
+// rollbackMove has two shards, and one source with rollbackSchema or two that share its rows: tenants up to 19 are the first's,
+// but of lonely the first has all. moved is filled with rows of the first shard alone.
+func rollbackMove(t *testing.T, sources int) *smallMove {
 	s := newSmallMove(t, 2, "tenant", rollbackSchema)
 	rules := s.config.Destination.Spec.Tables
 	rules[0].LookupQuery = `select coalesce(parent, id) from tenants where id = $1`
 	s.omni("tenants")
 	s.config.Reverse = true
+	if sources == 1 {
+		return s
+	}
+	second := s.sources[0].Cluster.Database(t)
+	second.Exec(t, rollbackSchema)
+	s.sources = append(s.sources, second)
+	on := func(shard int) *int { return &shard }
+	source := &s.config.Source
+	source.Shards = append(source.Shards, second.Shard(1))
+	source.Spec.Tables = append(source.Spec.Tables, layout.ShardedTable{Database: "app", Name: "lonely", Columns: []string{"tenant"},
+		Mapping: []layout.Mapping{{Kind: layout.KindDefault, Shard: on(0)}}})
+	source.Spec.Tables[0].Mapping = []layout.Mapping{{Kind: layout.KindRange, End: 20, Shard: on(0)}, {Kind: layout.KindRange, Start: 20, Shard: on(1)}}
+	source.Spec.Omni = []layout.OmniTables{{Database: "app", Tables: []string{"tenants"}}}
+	for n, db := range s.sources {
+		for _, table := range []string{"items", "log", "wiped", "moved", "lonely"} {
+			db.Exec(t, `alter table `+table+` replica identity full`)
+			if table != "lonely" {
+				db.Exec(t, fmt.Sprintf(`delete from %s where (tenant >= 20)::int <> %d`, table, n))
+			}
+		}
+		db.Exec(t, fmt.Sprintf(`alter sequence items_id_seq increment by 2; select setval('items_id_seq', %d)`, 1000+n))
+	}
+	second.Exec(t, `truncate lonely`)
 	return s
+}
+
+// whereRulesSay fails where a row stands on a source that is not its own.
+func (s *smallMove) whereRulesSay() {
+	s.t.Helper()
+	if len(s.sources) == 1 {
+		return
+	}
+	for n, db := range s.sources {
+		for _, table := range []string{"items", "log", "wiped", "moved"} {
+			if astray := db.Query(s.t, fmt.Sprintf(`select count(*) from %s where (tenant >= 20)::int <> %d`, table, n)); astray[0][0] != "0" {
+				s.t.Errorf("source %d holds %s rows of %s that are another's", n, astray[0][0], table)
+			}
+		}
+	}
+	if lonely := s.sources[1].Query(s.t, `select count(*) from lonely`); lonely[0][0] != "0" {
+		s.t.Errorf("the second source holds %s rows of the first's own table", lonely[0][0])
+	}
 }
 
 // ofFirst is a tenant whose rows live on the first shard.
@@ -211,36 +268,78 @@ func (k *kept) write() {
 
 func TestARollbackCarriesWhatAnApplicationDoesOnTheNewLayout(t *testing.T) {
 	t.Parallel()
-	s := rollbackMove(t)
-	k := s.keep()
-	s.shards[0].Exec(t, `insert into moved select g, $1::bigint, 'first' from generate_series(1, 300) g`, s.ofFirst())
-	k.write()
-	k.level()
-	s.sameRows(pgtest.RowsOptions{}, "items", "log", "wiped", "moved")
-	s.sameRows(pgtest.RowsOptions{Omni: true}, "tenants")
-	k.following() // a stream may have been interrupted by a row that moved
-	if _, err := k.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
+	for _, sources := range []int{1, 2} {
+		t.Run(fmt.Sprintf("sources %d", sources), func(t *testing.T) {
+			t.Parallel()
+			s := rollbackMove(t, sources)
+			k := s.keep()
+			s.shards[0].Exec(t, `insert into moved select g, $1::bigint, 'first' from generate_series(1, 300) g`, s.ofFirst())
+			k.write()
+			k.level()
+			s.sameAsSources()
+			k.following() // a stream may have been interrupted by a row that moved
+			if _, err := k.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-k.done; err != nil {
+				t.Fatal(err)
+			}
+			s.serving(1)
+			s.sameAsSources()
+			s.handsOutAbove()
+			if err := s.move().Cancel(t.Context(), move.CancelOptions{DropData: true}); err != nil {
+				t.Fatal(err)
+			}
+			for _, db := range s.sources {
+				left := db.Query(t, `select (select count(*) from pg_replication_slots where database = current_database()), (select count(*) from pg_publication),
+					(select count(*) from pg_namespace where nspname = 'pgreshard'), (select count(*) from pg_trigger where tgname like '%pgreshard%')`)
+				if fmt.Sprint(left) != "[[0 0 0 0]]" {
+					t.Errorf("left on %s by cancel: %v", db.Name, left)
+				}
+			}
+		})
 	}
-	if err := <-k.done; err != nil {
-		t.Fatal(err)
+}
+
+// sameAsSources compares both sides by plain SQL, and looks whether each source holds its own.
+func (s *smallMove) sameAsSources() {
+	s.t.Helper()
+	s.sameRows(pgtest.RowsOptions{}, "items", "log", "wiped", "moved", "lonely")
+	for _, source := range s.conns(s.sources) {
+		for _, shard := range s.conns(s.shards) {
+			if err := pgtest.SameRows(s.t.Context(), []*pgx.Conn{source}, []*pgx.Conn{shard}, "tenants", pgtest.RowsOptions{}); err != nil {
+				s.t.Error(err)
+			}
+		}
 	}
-	s.serving(1)
-	s.sameRows(pgtest.RowsOptions{}, "items", "log", "wiped", "moved")
-	// The sequence goes on as it was defined, above what the shards have handed out.
-	got := s.sources[0].Query(t, `with n as (insert into items (tenant, note) select 1, 'after' from generate_series(1, 3) returning id),
-		h as (select max(id) as most from items where note = 'by its sequence')
-		select min(n.id) > h.most, max(n.id) - min(n.id) from n, h group by h.most`)
-	if fmt.Sprint(got) != "[[t 2]]" {
-		t.Errorf("values after the rollback are above all others, and go up by one: %v", got)
+	s.whereRulesSay()
+}
+
+// handsOutAbove: after a rollback a source's sequence goes on as it was defined, each source with its own values, above what
+// the shards have handed out.
+func (s *smallMove) handsOutAbove() {
+	s.t.Helper()
+	var most int
+	for _, db := range s.sources {
+		highest, err := strconv.Atoi(db.Query(s.t, `select coalesce(max(id), 0) from items where note = 'by its sequence'`)[0][0])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		most = max(most, highest)
 	}
-	if err := s.move().Cancel(t.Context(), move.CancelOptions{DropData: true}); err != nil {
-		t.Fatal(err)
-	}
-	left := s.sources[0].Query(t, `select (select count(*) from pg_replication_slots where database = current_database()), (select count(*) from pg_publication),
-		(select count(*) from pg_namespace where nspname = 'pgreshard'), (select count(*) from pg_trigger where tgname like '%pgreshard%')`)
-	if fmt.Sprint(left) != "[[0 0 0 0]]" {
-		t.Errorf("left on the source by cancel: %v", left)
+	for n, db := range s.sources {
+		tenant := []int{1, 30}[n]
+		got := db.Query(s.t, fmt.Sprintf(`insert into items (tenant, note) select %d, 'after' from generate_series(1, 3) returning id > %d, id %% %d = %d, id`,
+			tenant, most, len(s.sources), n))
+		first, err := strconv.Atoi(got[0][2])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		for i, value := range got {
+			if want := []string{"t", "t", strconv.Itoa(first + i*len(s.sources))}; !slices.Equal(value, want) {
+				s.t.Errorf("source %d hands out %v after a rollback, above %d, want %v", n, value, most, want)
+			}
+		}
 	}
 }
 
@@ -309,14 +408,21 @@ func TestAMoveThatKeepsFollowingIsCompletedWithoutItsWorker(t *testing.T) {
 	s.nothingLeft(false, slices.Concat(s.sources, s.shards)...)
 }
 
-func TestSeveralSourcesCannotFollowBackAndThePlanSaysSo(t *testing.T) {
+func TestAPlanLooksWhetherShardsMadeByHandCanBeFollowedBackToSeveralSources(t *testing.T) {
 	t.Parallel()
-	s := newSmallMove(t, 2, "id", failoverSchema)
-	s.config.Source.Shards = append(s.config.Source.Shards, s.sources[0].Cluster.Database(t).Shard(1))
+	s := rollbackMove(t, 2)
+	s.config.CreateSchema = false
+	for _, db := range s.shards {
+		db.Exec(t, rollbackSchema+`; truncate tenants, items, log, wiped, moved, lonely; alter table moved replica identity full`)
+	}
 	for _, reverse := range []bool{true, false} {
 		s.config.Reverse = reverse
-		if got := containing(s.problems(), "after the switch several sources cannot follow yet ([cutover] reverse = true); write reverse = false"); got != reverse {
-			t.Errorf("reverse %v: the plan says so: %v", reverse, got)
+		problems := s.problems()
+		if got := containing(problems, "destination shard 1: public.items has a replica identity without the sharding key"); got != reverse {
+			t.Errorf("reverse %v: items is named: %v", reverse, problems)
+		}
+		if containing(problems, "public.moved has a replica identity") || containing(problems, "public.tenants has a replica identity") {
+			t.Errorf("what can be followed back is named: %v", problems)
 		}
 	}
 }

@@ -63,9 +63,10 @@ func (m *Move) finishRollback(ctx context.Context) error {
 	if err := m.detail(ctx, returnedKey, &returned); err != nil {
 		return err
 	}
-	if returned {
+	if returned && !m.returning {
 		return m.followAgain(ctx, inv)
 	}
+	m.returning = true
 	back := m.wayBack()
 	if err := back.open(ctx, inv); err != nil {
 		return err
@@ -73,7 +74,10 @@ func (m *Move) finishRollback(ctx context.Context) error {
 	if err := back.afterSwitch(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(back.copyRecord(ctx), m.forgetReverse(ctx), m.setDetail(ctx, returnedKey, true)); err != nil {
+	if err := errors.Join(back.copyRecord(ctx), m.forgetReverse(ctx)); err != nil {
+		return err
+	}
+	if err := m.setDetail(ctx, returnedKey, true); err != nil {
 		return err
 	}
 	return errEnd

@@ -3,7 +3,9 @@ package move
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sync/errgroup"
@@ -26,7 +28,12 @@ type sessionKey struct {
 type session struct {
 	mu   sync.Mutex // one caller at a time
 	conn *pgx.Conn
+	used time.Time // last
 }
+
+// idleLong is after how long a session is asked whether it still answers: its server may have gone and come back, and what
+// fails on it within a freeze costs that attempt.
+const idleLong = time.Second
 
 func (s *sessions) of(key sessionKey) *session {
 	s.mu.Lock()
@@ -89,10 +96,14 @@ func (s *spares) close() {
 	s.idle = nil
 }
 
-// with runs fn on the node's kept session, in no transaction; a session fn left broken or inside one is closed.
-func (s *session) with(ctx context.Context, open func(context.Context) (*pgx.Conn, error), fn func(*pgx.Conn) error) (err error) {
+// with runs fn on the node's kept session, in no transaction; a session fn left broken or inside one is closed. An error of a
+// broken one names the node.
+func (s *session) with(ctx context.Context, open func(context.Context) (*pgx.Conn, error), name func() string, fn func(*pgx.Conn) error) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.conn != nil && time.Since(s.used) > idleLong && s.conn.Ping(ctx) != nil {
+		pg.Close(s.conn)
+	}
 	if s.conn != nil && s.conn.IsClosed() {
 		s.conn = nil
 	}
@@ -101,7 +112,12 @@ func (s *session) with(ctx context.Context, open func(context.Context) (*pgx.Con
 			return err
 		}
 	}
-	if err = fn(s.conn); err != nil && (s.conn.IsClosed() || s.conn.PgConn().TxStatus() != 'I') {
+	err = fn(s.conn)
+	s.used = time.Now()
+	if err != nil && s.conn.IsClosed() && !errors.Is(err, context.Canceled) {
+		err = fmt.Errorf("%s: %w", name(), err)
+	}
+	if err != nil && (s.conn.IsClosed() || s.conn.PgConn().TxStatus() != 'I') {
 		pg.Close(s.conn)
 		s.conn = nil
 	}
@@ -120,7 +136,7 @@ func (m *Move) dest(ctx context.Context, n int, fn func(*pgx.Conn) error) error 
 func (m *Move) kept(ctx context.Context, key sessionKey, fn func(*pgx.Conn) error) error {
 	return m.sessions.of(key).with(ctx, func(ctx context.Context) (*pgx.Conn, error) {
 		return m.connect(ctx, key.side.Shards[key.number], key.role)
-	}, fn)
+	}, func() string { return m.nodeWords(node{key.side == &m.Source, key.number}) }, fn)
 }
 
 // connect opens a session, which a worker that has been superseded does not get: those it had were ended by its successor.

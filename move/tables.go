@@ -126,7 +126,7 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 				mt.sourceQuery = m.lookupQuery(t.Name, of)
 				mt.sourceQuery.ID = -1 - of.ID // the cache has it beside the destination's
 			default:
-				problems = append(problems, sameLookup(mt)...)
+				problems = append(problems, fitting(mt)...)
 			}
 		}
 		inv.tables = append(inv.tables, mt)
@@ -156,11 +156,16 @@ func (m *Move) lookupQuery(table pg.Name, rule *layout.Rule) *lookup.Query {
 		SQL: sql, Attempts: m.LookupAttempts, Timeout: m.LookupTimeout}
 }
 
-// sameLookup: which source a row is of is told by the destination's translation of its key.
-func sameLookup(t *moved) layout.Problems {
+// fitting: which source a row is of is told by the destination's translation of its key, and what every shard holds in full
+// is read from the first.
+func fitting(t *moved) layout.Problems {
 	if t.sourceRule == nil {
 		return layout.Problems{{Table: t.name.String(), What: "no rule of the source layout covers this table",
 			Hint: "say where its rows stand, in a rule with the source's database"}}
+	}
+	if t.sourceRule.Omni != t.rule.Omni {
+		return layout.Problems{{Table: t.name.String(), What: "it is omnisharded in one layout and sharded in the other",
+			Hint: "with several sources, place it alike in both layouts"}}
 	}
 	if q := t.sourceRule.Lookup; q != "" && (t.query == nil || t.query.SQL != q) {
 		return layout.Problems{{Table: t.name.String(), What: "the source layout's lookup_query is not the destination's",

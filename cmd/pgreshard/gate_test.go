@@ -51,8 +51,8 @@ begin
     else tg_table_name::text end);
   return null;
 end $$;
-create function gates.ddl() returns event_trigger language plpgsql as $$
-declare t text; made text;
+create function gates.build() returns void language plpgsql as $$
+declare t text;
 begin
   foreach t in array array['move', 'journal', 'chunk', 'checkpoint', 'serving'] loop
     if to_regclass('pgreshard.' || t) is not null and not exists (select from pg_trigger where tgname = 'gate' and tgrelid = to_regclass('pgreshard.' || t)) then
@@ -62,12 +62,18 @@ begin
       execute format('alter table pgreshard.%I enable always trigger gate_of_commit', t);
     end if;
   end loop;
+end $$;
+create function gates.ddl() returns event_trigger language plpgsql as $$
+declare made text;
+begin
+  perform gates.build();
   for made in select object_identity from pg_event_trigger_ddl_commands() where schema_name = 'public' loop
     perform gates.wait('made ' || made);
   end loop;
 end $$;
 create event trigger gate on ddl_command_end when tag in ('CREATE TABLE', 'CREATE INDEX') execute function gates.ddl();
-alter event trigger gate enable always`
+alter event trigger gate enable always;
+select gates.build() -- for tables that are there already`
 
 // gates are those of one database.
 type gates struct {
