@@ -42,7 +42,7 @@ func (b *bench) catchUp() benchPart {
 }
 
 // base is how many rows the table has: as many for every tenant, and at least two.
-func (b *bench) base() int { return max(2, b.Base/benchTenants) * benchTenants }
+func (b *bench) base() int { return max(2, b.Base/b.tenants) * b.tenants }
 
 // followers brings both sides to where they follow the source, and stops them there.
 func (b *bench) followers(from *pgtest.DB) (*ours, *native) {
@@ -116,13 +116,13 @@ func (l *backlog) write() {
 	l.runs++
 	var last []string
 	for _, mark := range l.marks {
-		row := strings.Replace(benchRow("1::bigint"), "1::bigint, 1::bigint % "+fmt.Sprint(benchTenants), fmt.Sprintf("-%d, %s", l.runs, mark[0]), 1)
+		row := strings.Replace(l.row("1::bigint"), "1::bigint, 1::bigint % "+fmt.Sprint(l.tenants), fmt.Sprintf("-%d, %s", l.runs, mark[0]), 1)
 		last = append(last, "insert into rows select "+row)
 	}
 	base := l.base()
 	for _, sql := range []string{
 		`set synchronous_commit = off`,
-		fmt.Sprintf(benchTransactions, l.done, l.done+l.Tx-1, benchRow(fmt.Sprintf("(g + %d)::bigint", base)), benchTenants, base),
+		fmt.Sprintf(benchTransactions, l.done, l.done+l.Tx-1, l.row(fmt.Sprintf("(g + %d)::bigint", base)), l.tenants, base),
 		`set synchronous_commit = on`,
 		strings.Join(last, "; "), // one transaction
 	} {

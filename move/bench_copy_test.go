@@ -20,7 +20,7 @@ func (b *bench) copy() benchPart {
 	piped := part.peer("psql into psql, binary, into one shard")
 	for run := range b.Runs {
 		b.say("copy, run %d of %d", run+1, b.Runs)
-		b.copyOurs(from, fmt.Sprintf("copy%d", run+1), &part.ours)
+		b.copyOurs(&ours{bench: b, name: fmt.Sprintf("copy%d", run+1), from: from}, &part.ours)
 		b.copyNative(from, copied, ready)
 		b.copyPipe(from, piped)
 		b.say("ours %s, native %s (%s until ready), pipe %s", seconds(part.ours.last()), seconds(copied.last()), seconds(ready.last()), seconds(piped.last()))
@@ -29,8 +29,8 @@ func (b *bench) copy() benchPart {
 	return part
 }
 
-func (b *bench) copyOurs(from *pgtest.DB, name string, into *benchTimes) {
-	o := &ours{bench: b, name: name, from: from, to: b.empty(false)}
+func (b *bench) copyOurs(o *ours, into *benchTimes) {
+	o.to = b.empty(false)
 	b.settle()
 	o.start()
 	start := o.entered("copying")
@@ -41,7 +41,7 @@ func (b *bench) copyOurs(from *pgtest.DB, name string, into *benchTimes) {
 	o.entered("streaming")
 	use.Memory = o.stop()
 	into.add(end.Sub(start), use)
-	b.same("our copy", from, o.to)
+	b.same("our copy", o.from, o.to)
 	o.forget()
 }
 

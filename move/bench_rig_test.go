@@ -20,12 +20,13 @@ const benchTable = `create table rows (
 	active boolean not null, status text not null, note text not null,
 	primary key (id, tenant))`
 
+// benchTenants is how many sharding keys there are, where nothing else is said.
 const benchTenants = 10_000
 
-// benchRow is row n, of about 250 bytes, as a select list.
-func benchRow(n string) string {
+// row is row n, of about 250 bytes, as a select list.
+func (b *bench) row(n string) string {
 	return fmt.Sprintf(`%[1]s, %[1]s %% %[2]d, timestamptz '2024-01-01 00:00:00+00' + %[1]s * interval '1 second', (%[1]s %% 1000000) / 100.0,
-		%[1]s %% 2 = 0, (array['new', 'paid', 'shipped', 'returned'])[1 + %[1]s %% 4], substr(repeat(md5((%[1]s)::text), 7), 1, 200)`, n, benchTenants)
+		%[1]s %% 2 = 0, (array['new', 'paid', 'shipped', 'returned'])[1 + %[1]s %% 4], substr(repeat(md5((%[1]s)::text), 7), 1, 200)`, n, b.tenants)
 }
 
 // fill makes the source's table with n rows and leaves nothing of it to be done later.
@@ -33,7 +34,7 @@ func (b *bench) fill(n int) *pgtest.DB {
 	b.t.Helper()
 	b.say("filling the source with %d rows", n)
 	db := b.database(b.source)
-	db.Exec(b.t, fmt.Sprintf(`insert into rows select %s from generate_series(0::bigint, %d) n`, benchRow("n"), n-1))
+	db.Exec(b.t, fmt.Sprintf(`insert into rows select %s from generate_series(0::bigint, %d) n`, b.row("n"), n-1))
 	db.Exec(b.t, `vacuum (freeze, analyze) rows`)
 	return db
 }

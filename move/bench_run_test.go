@@ -12,7 +12,7 @@ import (
 
 // benchOptions is what `make bench` measures; each has its name in the environment.
 type benchOptions struct {
-	What    string // BENCH: copy, catchup or all
+	What    string // BENCH: copy, catchup, lookup or all
 	Runs    int    // RUNS: of each side, in turn
 	Rows    int    // BENCH_ROWS: rows of the copy, 250 bytes each
 	Tx      int    // BENCH_TX: transactions of the backlog, 3 changes each
@@ -29,17 +29,19 @@ var benchDefaults = benchOptions{What: "all", Runs: 3, Rows: 2_000_000, Tx: 100_
 // table; a run of the full size writes it to docs/performance.md. It runs when BENCH is set.
 func TestBench(t *testing.T) {
 	if os.Getenv("BENCH") == "" {
-		t.Skip("a benchmark of many minutes: BENCH=copy, catchup or all runs it")
+		t.Skip("a benchmark of many minutes: BENCH=copy, catchup, lookup or all runs it")
 	}
 	o := benchOptionsOf(t, os.Getenv)
 	b := newBench(t, o)
 	db := b.database(b.source)
 	r := benchReport{options: o, machine: benchMachine(), server: db.Query(t, `show server_version`)[0][0], settings: db.Query(t, benchSettingsShown)[0][0]}
-	if o.What != "catchup" {
-		r.parts = append(r.parts, b.copy())
-	}
-	if o.What != "copy" {
-		r.parts = append(r.parts, b.catchUp())
+	for _, part := range []struct {
+		what    string
+		measure func() benchPart
+	}{{"copy", b.copy}, {"catchup", b.catchUp}, {"lookup", b.copyTranslated}, {"lookup", b.catchUpTranslated}} {
+		if o.What == part.what || o.What == "all" {
+			r.parts = append(r.parts, part.measure())
+		}
 	}
 	fmt.Println(r.markdown())
 	if o != benchDefaults {
@@ -55,8 +57,8 @@ func benchOptionsOf(t *testing.T, env func(string) string) benchOptions {
 	t.Helper()
 	o := benchDefaults
 	o.What, o.Profile = env("BENCH"), env("BENCH_PROFILE")
-	if !slices.Contains([]string{"copy", "catchup", "all"}, o.What) {
-		t.Fatalf("BENCH is %q; it may be copy, catchup or all", o.What)
+	if !slices.Contains([]string{"copy", "catchup", "lookup", "all"}, o.What) {
+		t.Fatalf("BENCH is %q; it may be copy, catchup, lookup or all", o.What)
 	}
 	for name, into := range map[string]*int{"RUNS": &o.Runs, "BENCH_ROWS": &o.Rows, "BENCH_TX": &o.Tx, "BENCH_BASE": &o.Base,
 		"BENCH_SHARDS": &o.Shards, "BENCH_WORKERS": &o.Workers} {
@@ -83,6 +85,8 @@ type bench struct {
 	source *pgtest.Cluster
 	shards []*pgtest.Cluster
 	made   int // databases, for their names
+
+	tenants int // sharding keys
 }
 
 // benchSettings are an expert's for a machine that takes in a lot: no checkpoint and no vacuum falls into what is
@@ -90,11 +94,12 @@ type bench struct {
 var benchSettings = map[string]string{
 	"shared_buffers": "256MB", "min_wal_size": "1GB", "max_wal_size": "8GB", "checkpoint_timeout": "1h", "autovacuum": "off",
 	"max_logical_replication_workers": "24", "max_sync_workers_per_subscription": "4",
+	"wal_sender_timeout": "0", // a worker that is kept waiting
 }
 
 func newBench(t *testing.T, o benchOptions) *bench {
 	t.Helper()
-	b := &bench{t: t, benchOptions: o, source: pgtest.Start(t, pgtest.Options{Durable: true, Settings: benchSettings})}
+	b := &bench{t: t, benchOptions: o, tenants: benchTenants, source: pgtest.Start(t, pgtest.Options{Durable: true, Settings: benchSettings})}
 	for shard := range o.Shards {
 		c := pgtest.Start(t, pgtest.Options{Durable: true, Settings: benchSettings})
 		b.shards = append(b.shards, c)

@@ -30,6 +30,8 @@ type benchJob struct {
 	Source   string   // URL
 	Shards   []string // URLs
 	Workers  int
+	Mapping  bool // there is a table mapping
+	Lookup   bool // the sharding key is translated by it
 	StateDir string
 }
 
@@ -64,6 +66,12 @@ func (j benchJob) config() move.Config {
 	side := func(database string, version int, urls ...string) move.Side {
 		s := move.Side{Database: database, Layout: version, Spec: layout.Spec{
 			Tables: []layout.ShardedTable{{Database: database, Name: "rows", Column: "tenant", DataType: "bigint"}}}}
+		if j.Mapping {
+			s.Spec.Omni = []layout.OmniTables{{Database: database, Tables: []string{"mapping"}}}
+		}
+		if j.Lookup {
+			s.Spec.Tables[0].LookupQuery = `select home from mapping where id = $1`
+		}
 		for n, url := range urls {
 			s.Shards = append(s.Shards, pg.FixedURL(n, url))
 		}
@@ -84,6 +92,8 @@ type ours struct {
 	from *pgtest.DB
 	to   []*pgtest.DB
 	work *benchProcess
+
+	mapping, lookup bool // benchJob's
 }
 
 type benchProcess struct {
@@ -96,7 +106,7 @@ type benchProcess struct {
 // start starts the worker; what it is to do it finds out itself.
 func (o *ours) start() {
 	o.t.Helper()
-	job := benchJob{Name: o.name, Source: o.from.URL(), Workers: o.Workers, StateDir: o.t.TempDir()}
+	job := benchJob{Name: o.name, Source: o.from.URL(), Workers: o.Workers, Mapping: o.mapping, Lookup: o.lookup, StateDir: o.t.TempDir()}
 	for _, db := range o.to {
 		job.Shards = append(job.Shards, db.URL())
 	}

@@ -60,7 +60,7 @@ func (r *router) delete(ctx context.Context, t *Table, old pg.Row) error {
 	}
 	if known {
 		r.add(shard, op{kind: opDelete, table: t, old: old})
-		if !t.fixed() { // a cached translation may not be the one it was placed by: no shard goes past this before it is done
+		if !t.fixed() && !r.homed(t) { // no shard goes past this before it is done
 			r.joints = r.seq
 		}
 		return nil
@@ -145,8 +145,17 @@ func (r *router) updateLoose(ctx context.Context, t *Table, old, new pg.Row) err
 		return r.searchUpdate(ctx, t, to, old, new)
 	}
 	r.add(to, op{kind: opUpdate, table: t, old: old, new: new})
-	r.joints = r.seq
+	if !r.homed(t) || !t.logs(t.RuleKey[0]) || len(t.Guard) > 0 {
+		r.joints = r.seq
+	}
 	return nil
+}
+
+// homed says that rows whose keys are translated stand where the translation as it is here places them: rows move with every
+// change of it. With several sources they do so later, a shard that is ahead may tell of a later one, and what a resumed copy
+// has read was placed by mappings of more than one moment.
+func (r *router) homed(t *Table) bool {
+	return t.Query != nil && r.Mine == nil && !r.ahead && t.Forgive == 0
 }
 
 // searches says that a row is looked for before it is updated.
