@@ -18,7 +18,6 @@ type wrongRig struct {
 }
 
 const wrongTables = `create table tenants (id bigint primary key, parent bigint, name text);
-	create function landlord_share(int) returns float language sql stable as 'select 0.5';
 	create table orders (id bigint primary key, tenant_id bigint not null);
 	create table countries (code text primary key)`
 
@@ -67,6 +66,7 @@ func (r *wrongRig) refused(t *testing.T, code int, sources, shards []string, tex
 func TestAWrongConfigurationIsRefusedBeforeAnythingIsMade(t *testing.T) {
 	t.Parallel()
 	r := newWrongRig(t, pgtest.Shared(t))
+	r.source.Exec(t, `create function landlord_share(int) returns float language sql stable as 'select 0.5'`)
 	source, shards := []string{r.source.URL()}, urls(r.shards)
 	for name, c := range map[string]struct {
 		code    int
