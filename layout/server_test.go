@@ -56,6 +56,9 @@ func TestKeysThatOnlyServersHashArePlacedAsTheirPartitionsHold(t *testing.T) {
 		if want := db.Query(t, fmt.Sprintf(`select r from generate_series(0, %d) r where satisfies_hash_partition('%s'::regclass, %[1]d + 1, r, null::%[3]s)`, shards-1, table, plain)); fmt.Sprint(int(place(t, rule, null()))) != want[0][0] {
 			t.Errorf("%s: NULL is on partition %s", test.typ, want[0][0])
 		}
+		if strings.Contains(rule.HashQuery, "(2)") || strings.Contains(rule.HashQuery, "(3)") {
+			t.Errorf("%s: a longer key, of after an ALTER, would be cut: %s", test.typ, rule.HashQuery)
+		}
 		if rule.BinaryKey() {
 			t.Errorf("%s: a key in binary form is not asked for", test.typ)
 		}
