@@ -91,6 +91,9 @@ func (m *Move) settleSwitch(ctx context.Context, inv *inventory) error {
 	if err := m.copyRecord(ctx); err != nil {
 		return err
 	}
+	if err := m.endOldSessions(ctx); err != nil {
+		return err
+	}
 	var keys []ForeignKey
 	err := m.source(ctx, 0, func(conn *pgx.Conn) (err error) {
 		keys, err = ForeignKeys(ctx, conn, inv.tree(0), m.SkipConstraint)
