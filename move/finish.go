@@ -298,6 +298,22 @@ func (m *Move) recordedSlots(ctx context.Context, side Side, spec layout.Spec) (
 	return tables, nil
 }
 
+// DatabasesOf names the databases of a layout's shards, as their addresses have them.
+func (m *Move) DatabasesOf(r layout.Record) (names []string, err error) {
+	side := m.Destination
+	if r.Database == m.Source.Database && r.Version == m.Source.Layout {
+		side = m.Source
+	}
+	for _, shard := range side.Shards {
+		c, err := pg.Config(shard, pg.Reader, m.app())
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, c.Database)
+	}
+	return names, nil
+}
+
 // ServingLayout is the record of the layout that serves, as JSON with serving_since filled in.
 func (m *Move) ServingLayout(ctx context.Context) (record layout.Record, err error) {
 	err = m.home(ctx, func(conn *pgx.Conn) error {

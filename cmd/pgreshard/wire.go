@@ -124,7 +124,8 @@ func (e moveEngine) Layout(ctx context.Context) (report, error) {
 	if err != nil {
 		return nil, err
 	}
-	return layoutReport{r}, nil
+	databases, err := e.DatabasesOf(r)
+	return layoutReport{r, databases}, err
 }
 
 func (e moveEngine) Plan(ctx context.Context, o move.PlanOptions) (report, error) {
