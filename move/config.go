@@ -45,6 +45,9 @@ type Config struct {
 	Reverse     bool
 	Sequences   string // stride, copy or none
 	Hooks       Hooks
+	OnBlockers  string // BlockersUndo (also where it is empty) or BlockersTerminate
+
+	EndOldSessions bool // after the switch those that applications have on the layout that was left
 
 	PgBin    string // where pg_dump and pg_restore are; empty: PATH and the usual places
 	StateDir string // for files that may be lost: the schema's archive

@@ -101,17 +101,22 @@ type cutover struct {
 	finishing bool // foreign keys may have been made
 	rehearsal bool // all but the switch
 	asked     bool // by somebody who waits for the answer
+	paused    bool // the hook before the freeze has run, and none that ends what it began
 	done      []StepReport
+	ended     []string // transactions that were in the way of the freeze; Move.mu guards it
 }
 
 // try runs the recipe once. An error before the switch comes back as an UndoneError, after everything is undone; so does
 // a rehearsal, because of errRehearsed.
 func (c *cutover) try(ctx context.Context) error {
-	c.frozen, c.done = make([]frozen, len(c.Source.Shards)), nil
+	c.frozen, c.done, c.ended = make([]frozen, len(c.Source.Shards)), nil, nil
 	bounded := ctx
 	for _, s := range c.recipe() {
 		switch {
 		case s.name == "freeze":
+			if err := c.beforeFreeze(ctx); err != nil {
+				return err
+			}
 			if err := c.enter(ctx, c.switching()); err != nil {
 				return err
 			}

@@ -12,7 +12,6 @@ import (
 
 	"pgreshard/checkpoints"
 	"pgreshard/pg"
-	"pgreshard/sink"
 	"pgreshard/verify"
 )
 
@@ -31,6 +30,9 @@ func (c *cutover) check(ctx context.Context) error {
 	}
 	err := c.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		all, err := blockers(ctx, conn, time.Second)
+		if c.OnBlockers == BlockersTerminate { // a prepared one is nobody's session
+			all = slices.DeleteFunc(all, func(b Blocker) bool { return b.Prepared == "" })
+		}
 		if err != nil || len(all) == 0 {
 			return err
 		}
@@ -120,7 +122,7 @@ func (c *cutover) freeze(ctx context.Context) error {
 	ctx, cancel := context.WithDeadline(ctx, c.began.Add(c.LockTimeout+c.MaxFreeze))
 	defer cancel()
 	err := c.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) (err error) {
-		c.frozen[n], err = c.fence(conn).freeze(ctx, c.inv.names(), c.MaxFreeze, sink.MessagePrefix, "barrier "+c.Name)
+		c.frozen[n], err = c.freezeSource(ctx, n, conn)
 		return err
 	})
 	// The flag's end is max_freeze from a moment after began: by then the seal must be done.

@@ -91,6 +91,9 @@ func (m *Move) settleSwitch(ctx context.Context, inv *inventory) error {
 	if err := m.copyRecord(ctx); err != nil {
 		return err
 	}
+	if err := m.endOldSessions(ctx); err != nil {
+		return err
+	}
 	var keys []ForeignKey
 	err := m.source(ctx, 0, func(conn *pgx.Conn) (err error) {
 		keys, err = ForeignKeys(ctx, conn, inv.tree(0), m.SkipConstraint)
@@ -293,6 +296,22 @@ func (m *Move) recordedSlots(ctx context.Context, side Side, spec layout.Spec) (
 		return nil, fmt.Errorf("read the slots of layout %d: %w", side.Layout, err)
 	}
 	return tables, nil
+}
+
+// DatabasesOf names the databases of a layout's shards, as their addresses have them.
+func (m *Move) DatabasesOf(r layout.Record) (names []string, err error) {
+	side := m.Destination
+	if r.Database == m.Source.Database && r.Version == m.Source.Layout {
+		side = m.Source
+	}
+	for _, shard := range side.Shards {
+		c, err := pg.Config(shard, pg.Reader, m.app())
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, c.Database)
+	}
+	return names, nil
 }
 
 // ServingLayout is the record of the layout that serves, as JSON with serving_since filled in.

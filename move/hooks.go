@@ -19,7 +19,7 @@ import (
 // Hooks are programs of the user's that run around a cutover, each a list of arguments, empty for none.
 type Hooks struct {
 	Timeout time.Duration // of each
-	// BeforeFreeze runs once before the first attempt at a freeze; where it fails there is no freeze. AfterUndo runs once
+	// BeforeFreeze runs once before the first freeze; where it fails there is no freeze. AfterUndo runs once
 	// after the last, where none led to the switch, and also after a BeforeFreeze that failed: it may have done a part.
 	BeforeFreeze, AfterUndo []string
 	// AfterSwitch runs once the new layout is open. Where it fails it is repeated when the move is gone on with.
@@ -145,13 +145,17 @@ func (m *Move) note(ctx context.Context, step, phase string) error {
 	return m.home(ctx, func(conn *pgx.Conn) error { return m.book.Journal(ctx, conn, step, phase, struct{}{}) })
 }
 
-// beforeFreeze runs the hook that comes before all attempts.
+// beforeFreeze runs the hook that comes before the first freeze, and after the check, which may take its time.
 func (c *cutover) beforeFreeze(ctx context.Context) error {
+	if c.paused || len(c.Hooks.BeforeFreeze) == 0 {
+		return nil
+	}
 	until := time.Now().Add(time.Duration(c.Attempts)*c.LockTimeout + c.MaxFreeze)
 	err := c.hook(ctx, hookBefore, c.Hooks.BeforeFreeze, until)
 	if err != nil {
-		return &UndoneError{Step: hookBefore, Err: errors.Join(err, c.afterUndo(ctx))}
+		return &UndoneError{Step: hookBefore, Err: errors.Join(err, c.afterUndo(ctx)), Back: c.forward != nil}
 	}
+	c.paused = true
 	return nil
 }
 

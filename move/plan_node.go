@@ -21,11 +21,28 @@ func (p *planner) checkSource(ctx context.Context, where string, n int, conn *pg
 	if p.Reverse {
 		p.checkWritten(ctx, where, p.Source.Shards[n], conn, "; or do without a rollback: [cutover] reverse = false")
 	}
+	p.checkSignals(ctx, where, conn)
 	var ahead bool
 	if err := conn.QueryRow(ctx, selectAhead).Scan(&ahead); err == nil && ahead {
 		p.note("%s has standbys and no synchronized_standby_slots: after a fail-over the shards may have changes its new leader never had, and the move must be started over", where)
 	}
 	p.checkServing(ctx, where, conn)
+}
+
+const selectSignals = `select rolsuper or pg_has_role('pg_signal_backend', 'usage'), rolname::text from pg_roles where rolname = current_user`
+
+// checkSignals looks whether sessions of applications may be ended, where the configuration asks for it.
+func (p *planner) checkSignals(ctx context.Context, where string, conn *pgx.Conn) {
+	if p.OnBlockers != BlockersTerminate && !p.EndOldSessions {
+		return
+	}
+	var may bool
+	var user string
+	if err := conn.QueryRow(ctx, selectSignals).Scan(&may, &user); err != nil {
+		p.problem(where, "cannot be read: "+err.Error(), "")
+	} else if !may {
+		p.problem(where, "role "+user+" may not end sessions of other roles ([cutover] on_blockers, end_old_sessions)", "grant pg_signal_backend to "+ident(user))
+	}
 }
 
 // checkFollowed looks whether a stream can be taken from a shard; need are slots, and sessions that stream.
@@ -107,6 +124,7 @@ func (p *planner) checkDestination(ctx context.Context, where string, n int, con
 	p.checkWritten(ctx, where, p.Destination.Shards[n], conn, "")
 	if p.Reverse && !p.switched() {
 		p.checkFollowed(ctx, where, p.Destination.Shards[n], 1, conn)
+		p.checkSignals(ctx, where, conn)
 	}
 	if encoding := conn.PgConn().ParameterStatus("server_encoding"); encoding != "UTF8" {
 		p.problem(where, "its encoding is "+encoding+": text keys are hashed in UTF8 only", "make the destination databases with encoding UTF8")

@@ -43,6 +43,7 @@ type StepReport struct {
 	Name    string   `json:"step"`
 	Seconds float64  `json:"seconds"`
 	Would   []string `json:"would,omitempty"`
+	Ended   []string `json:"ended,omitempty"` // transactions that were in the way ([cutover] on_blockers)
 }
 
 // do journals what begins and what is done, around doing it.
@@ -62,7 +63,11 @@ func (c *cutover) do(ctx context.Context, s step) error {
 	}
 	took := time.Since(began).Seconds()
 	c.log.Info("cutover", "step", s.name, "seconds", took)
-	c.did(StepReport{Name: s.name, Seconds: took})
+	report := StepReport{Name: s.name, Seconds: took}
+	if s.name == "freeze" {
+		report.Ended = c.ended
+	}
+	c.did(report)
 	if s.name == "switch" { // its own record is the journal: nothing may stand between it and open
 		return nil
 	}

@@ -40,6 +40,9 @@ func (c *cutover) tellCheck(ctx context.Context) ([]string, error) {
 				list = append(list, b.String())
 			}
 			open = "open transactions that have written: " + strings.Join(list, "; ") + "; one older than a second is in the way"
+			if c.OnBlockers == BlockersTerminate {
+				open = "open transactions that have written: " + strings.Join(list, "; ") + "; one that is in the way of the freeze is ended"
+			}
 		}
 		return behind + "; " + open, nil
 	})

@@ -158,9 +158,6 @@ func (c *cutover) attempts(ctx context.Context) error {
 	if err := c.catchUpSoon(ctx); err != nil {
 		return err
 	}
-	if err := c.beforeFreeze(ctx); err != nil {
-		return err
-	}
 	err := c.tries(ctx)
 	var unknown *UnknownError
 	if !errors.As(err, &unknown) && c.servingVersion() != c.Destination.Layout {
@@ -172,7 +169,8 @@ func (c *cutover) attempts(ctx context.Context) error {
 	case c.servingVersion() == c.Destination.Layout:
 		return cmp.Or(err, c.afterSwitch(ctx))
 	}
-	if len(c.Hooks.BeforeFreeze) > 0 { // even where ctx has ended: nobody else lets go what it holds
+	if c.paused { // even where ctx has ended: nobody else lets go what it holds
+		c.paused = false
 		err = withHook(err, c.afterUndo(ctx))
 	}
 	return err

@@ -74,7 +74,7 @@ func (m *Move) finishRollback(ctx context.Context) error {
 	if err := back.afterSwitch(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(back.copyRecord(ctx), m.forgetReverse(ctx)); err != nil {
+	if err := errors.Join(back.copyRecord(ctx), back.endOldSessions(ctx), m.forgetReverse(ctx)); err != nil {
 		return err
 	}
 	if err := m.setDetail(ctx, returnedKey, true); err != nil {

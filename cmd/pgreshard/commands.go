@@ -187,22 +187,29 @@ func (a *app) routeCommand() *cobra.Command {
 
 func (a *app) layoutCommand() *cobra.Command {
 	var asJSON bool
+	var format string
 	c := &cobra.Command{
 		Use:   "layout",
 		Short: "Print the layout that serves, and its version",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if format != "" && (format != formatPgDog || asJSON) {
+				return usage("--format "+formatPgDog+", without --json", "there is no format %q", format)
+			}
 			return a.with(c.Context(), func(e engine, _ *Config) error {
 				r, err := e.Layout(c.Context())
 				if err != nil {
 					return err
+				}
+				if dog, ok := r.(interface{ writePgDog(io.Writer) error }); ok && format != "" {
+					return dog.writePgDog(a.stdout)
 				}
 				return a.print(asJSON, r)
 			})
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	laterFlags(c, "format")
+	c.Flags().StringVar(&format, "format", "", "pgdog: as sections of pgdog.toml")
 	return c
 }
 

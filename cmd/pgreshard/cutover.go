@@ -56,6 +56,9 @@ func (r cutoverReport) WriteText(w io.Writer) error {
 	for _, s := range r.Steps {
 		if !r.DryRun {
 			fmt.Fprintf(&b, "%-7s %.3f s\n", s.Name, s.Seconds)
+			for _, who := range s.Ended {
+				fmt.Fprintf(&b, "  was in the way and is ended: %s\n", who)
+			}
 			continue
 		}
 		fmt.Fprintln(&b, s.Name)

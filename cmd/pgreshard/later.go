@@ -62,8 +62,6 @@ func (c *Config) unbuilt(heeded ...string) error {
 		{c.CDC.Enabled || !c.CDC.Snapshot, "cdc", "take the section out"},
 		{c.NATS.URL != "" || c.NATS.Embedded || c.NATS.StoreDir != "", "nats", "take the section out"},
 		{c.Source.replicated() || c.Destination.replicated(), "replicas", "take them out: nothing reads there yet"},
-		{c.Cutover.OnBlockers != "undo", "cutover.on_blockers", "undo"},
-		{c.Cutover.EndOldSessions, "cutover.end_old_sessions", "false"},
 		{len(c.Checks) > 0, "checks", "take the section out"},
 		{!c.General.ShowKeys, "general.show_keys", "true"},
 	} {

@@ -113,7 +113,12 @@ func findingWords(f verify.Finding) string {
 }
 
 // layoutReport is a layout for a person, and as JSON the record itself.
-type layoutReport struct{ layout.Record }
+type layoutReport struct {
+	layout.Record
+	databases []string // the shards', by name
+}
+
+func (r layoutReport) writePgDog(w io.Writer) error { return writePgDog(w, r.Record, r.databases) }
 
 func (layoutReport) OK() bool                       { return true }
 func (r layoutReport) MarshalJSON() ([]byte, error) { return json.Marshal(r.Record) }

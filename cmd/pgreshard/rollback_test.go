@@ -85,7 +85,8 @@ func TestAWorkerKilledInARollbackEndsInOneServingLayout(t *testing.T) {
 	t.Parallel()
 	hooks := filepath.Join(t.TempDir(), "hooks")
 	r := newRig(t, 2, pgtest.WorkloadOptions{Writers: 8, Rate: 200, Lookups: true, KeyChanges: true, NewTenants: true},
-		"[copy]\nworkers = 2\n"+loggingHooks(hooks))
+		"[copy]\nworkers = 2\n"+loggingHooks(hooks)+accountsRule)
+	total := r.watchTotals(t)
 	home := newGates(t, r.shards[0])
 	stop := r.write()
 	p := r.start("migrate", "--yes")
@@ -103,6 +104,9 @@ func TestAWorkerKilledInARollbackEndsInOneServingLayout(t *testing.T) {
 		g.await(t, p, k.point)
 		if got := r.state(); got != k.state {
 			t.Fatalf("at %q the move is %s, want %s\n%s", k.point, got, k.state, p.both.String())
+		}
+		if k.state == "rolled_back" {
+			total.follows(t, 1)
 		}
 		p.kill()
 		g.open(t, k.point)
@@ -127,6 +131,7 @@ func TestAWorkerKilledInARollbackEndsInOneServingLayout(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
+	total.check(t, 1, 2, 1)
 	t.Logf("%+v", r.load.Stats())
 	if err := r.load.Ledger().Check(t.Context(), r.conns(r.sources)...); err != nil {
 		t.Error(err)

@@ -57,6 +57,7 @@ func (c *Config) typed() (move.Config, error) {
 		MustVerify:  c.Cutover.Verify,
 		Reverse:     c.Cutover.Reverse,
 		Sequences:   c.Sequences.Policy,
+		OnBlockers:  c.Cutover.OnBlockers, EndOldSessions: c.Cutover.EndOldSessions,
 		Hooks: move.Hooks{Timeout: time.Duration(c.Hooks.Timeout),
 			BeforeFreeze: c.Hooks.BeforeFreeze, AfterSwitch: c.Hooks.AfterSwitch, AfterUndo: c.Hooks.AfterUndo},
 
@@ -123,7 +124,8 @@ func (e moveEngine) Layout(ctx context.Context) (report, error) {
 	if err != nil {
 		return nil, err
 	}
-	return layoutReport{r}, nil
+	databases, err := e.DatabasesOf(r)
+	return layoutReport{r, databases}, err
 }
 
 func (e moveEngine) Plan(ctx context.Context, o move.PlanOptions) (report, error) {
