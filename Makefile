@@ -15,7 +15,7 @@ LEADERS     ?= 20
 ROUNDS      ?= 20
 # Tests start real servers: packages beside each other cost memory more than they save time.
 PARALLEL    ?= 2
-# bench: copy, catchup or all. Its sizes are in docs/performance.md.
+# bench: copy, catchup or all, whose sizes are in docs/performance.md; or freeze.
 BENCH       ?= all
 
 .PHONY: build demo test test-versions property remap model leaders race bench memory faults torture fuzz lint setup clean

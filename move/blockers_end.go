@@ -52,7 +52,7 @@ func (c *cutover) addEnded(all []Blocker) {
 const terminateBlockers = `
 select a.pid, coalesce(a.usename, ''), a.application_name, extract(epoch from clock_timestamp() - a.xact_start)::float8, a.query, pg_terminate_backend(a.pid, 1000)
   from pg_stat_activity a
- where a.datname = current_database() and a.pid <> pg_backend_pid() and a.backend_type = 'client backend'
+ where a.datname = current_database() and a.pid <> pg_backend_pid() and a.backend_type = 'client backend' and not starts_with(a.application_name, 'pgreshard ')
    and a.xact_start <= clock_timestamp() - make_interval(secs => $2)
    and exists (select from pg_locks l where l.pid = a.pid and l.granted
                 and (l.locktype = 'advisory' and l.classid = 1885827699 and l.objid = 1 and l.objsubid = 2

@@ -193,7 +193,13 @@ func (w *writer) attempt(ctx context.Context, url string, t *transaction) (err e
 		w.drop(url)
 		return err
 	}
-	if err := t.run(ctx, tx); err != nil {
+	if w.load.o.Locks && w.number%2 == 0 && t.tenant != 0 {
+		_, err = tx.Exec(ctx, `select from tenants where id = $1 for update`, t.tenant)
+	}
+	if err == nil {
+		err = t.run(ctx, tx)
+	}
+	if err != nil {
 		if tx.Rollback(ctx) != nil {
 			w.drop(url)
 		}
