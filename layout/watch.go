@@ -49,7 +49,7 @@ func Watch(ctx context.Context, w Watched, fn func(Record)) error {
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case err == nil && record.follows(known):
+		case err == nil && record.Follows(known):
 			known = record
 			fn(record)
 			continue
@@ -67,8 +67,8 @@ func Watch(ctx context.Context, w Watched, fn func(Record)) error {
 	}
 }
 
-// follows says that a layout has come to serve after another one.
-func (r Record) follows(known Record) bool {
+// Follows says that a layout has come to serve after another one.
+func (r Record) Follows(known Record) bool {
 	if r.Version == known.Version || r.Version == 0 {
 		return false
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"pgreshard/move"
+	"pgreshard/notice"
 	"pgreshard/pgtest"
 )
 
@@ -85,6 +86,7 @@ type demo struct {
 	dir      string
 	config   string // path
 	listen   string
+	nats     *notice.Server
 	clusters []*pgtest.Cluster
 	source   *pgtest.DB
 	shards   []*pgtest.DB
@@ -102,6 +104,9 @@ func (d *demo) close() {
 	for _, c := range d.clusters {
 		c.Close()
 	}
+	if d.nats != nil {
+		d.nats.Close()
+	}
 	if d.dir != "" {
 		_ = os.RemoveAll(d.dir) // a temporary directory
 	}
@@ -114,6 +119,9 @@ func (d *demo) start(ctx context.Context) (err error) {
 	}
 	if err := os.Setenv(stateVariable, filepath.Join(d.dir, "state")); err != nil {
 		return fmt.Errorf("set %s: %w", stateVariable, err)
+	}
+	if d.nats, err = notice.Serve(filepath.Join(d.dir, "nats"), "nats://127.0.0.1:0"); err != nil {
+		return err
 	}
 	d.clusters = make([]*pgtest.Cluster, 0, 1+demoShards)
 	made := make([]*pgtest.Cluster, 1+demoShards)
@@ -189,15 +197,20 @@ func (d *demo) write(ctx context.Context) (stop func() error) {
 	}
 }
 
-// migrate runs the command, and tells the writers as an application is told: by /layout.
+// migrate runs the command, and tells the writers as an application is told: by the board at NATS.
 func (d *demo) migrate(ctx context.Context, a *app) error {
 	open := func(ctx context.Context, c *Config, log *slog.Logger) (engine, error) {
 		e, err := a.open(ctx, c, log)
 		return demoEngine{e, d}, err
 	}
+	board, err := notice.Open(d.nats.Address(), nil, "the demo's application")
+	if err != nil {
+		return err
+	}
+	defer board.Close()
 	told, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
-	go func() { defer close(done); d.follow.listen(told, d.listen) }()
+	go func() { defer close(done); d.follow.listen(told, board) }()
 	defer func() { cancel(); <-done }()
 
 	d.began = time.Now()

@@ -46,7 +46,7 @@ func (d *demo) writeConfig(ctx context.Context) error {
 		return fmt.Errorf("find a free port: %w", err)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "[move]\nname = \"demo\"\n\n[http]\nlisten = %q\n\n", d.listen)
+	fmt.Fprintf(&b, "[move]\nname = \"demo\"\n\n[http]\nlisten = %q\n\n[nats]\nurl = %q\n\n", d.listen, d.nats.Address())
 	fmt.Fprintf(&b, "[source]\ndatabase = \"app\"\nlayout = 1\n[[source.shards]]\nurl = %q\n\n", d.source.URL())
 	fmt.Fprintf(&b, "[destination]\ndatabase = \"app_sharded\"\nlayout = 2\n")
 	for _, s := range d.shards {

@@ -2,16 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/http"
 	"strconv"
 	"sync/atomic"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"pgreshard/layout"
+	"pgreshard/notice"
 	"pgreshard/pg"
 	"pgreshard/pgtest"
 )
@@ -47,35 +45,13 @@ func newFollower(ctx context.Context, d *demo, conn *pgx.Conn) (*follower, error
 
 func (f *follower) switched() { f.moved.Store(true) }
 
-// listen waits at the worker's /layout until the next layout serves.
-func (f *follower) listen(ctx context.Context, address string) {
-	for ctx.Err() == nil {
-		if version, err := newerLayout(ctx, address, 1); err == nil && version > 1 {
+// listen waits until the board at NATS tells that the next layout serves.
+func (f *follower) listen(ctx context.Context, board *notice.Board) {
+	_ = board.Watch(ctx, demoDatabase(0), nil, func(r layout.Record) { // ends with ctx
+		if r.Version > 1 {
 			f.switched()
-			return
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(20 * time.Millisecond): // the worker has not begun to listen
-		}
-	}
-}
-
-// newerLayout asks for the serving layout, waiting for one above version.
-func newerLayout(ctx context.Context, address string, version int) (int, error) {
-	url := "http://" + address + "/layout?after=" + strconv.Itoa(version)
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return 0, err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return 0, err
-	}
-	defer response.Body.Close()
-	var record layout.Record
-	err = json.NewDecoder(response.Body).Decode(&record)
-	return record.Version, err
+	})
 }
 
 // target is the address of the shard that holds a tenant's rows of a table.

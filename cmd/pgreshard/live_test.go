@@ -10,12 +10,20 @@ import (
 
 	"pgreshard/layout"
 	"pgreshard/move"
+	"pgreshard/notice"
 	"pgreshard/pgtest"
 )
 
 func TestTheCommandsBesideALiveMove(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 3, pgtest.WorkloadOptions{Writers: 4, Rate: 50, Lookups: true, KeyChanges: true}, "[cutover]\nreverse = false\n")
+	nats, err := notice.Serve(t.TempDir(), "nats://127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nats.Close()
+	r := newRig(t, 3, pgtest.WorkloadOptions{Writers: 4, Rate: 50, Lookups: true, KeyChanges: true},
+		fmt.Sprintf("[cutover]\nreverse = false\n[nats]\nurl = %q\n", nats.Address()))
+	told := r.noticed(nats.Address())
 	stop := r.write()
 
 	code, out, said := r.run("plan")
@@ -90,6 +98,11 @@ func TestTheCommandsBesideALiveMove(t *testing.T) {
 	if code, said := worker.wait(t); code != exitDone {
 		t.Fatalf("the worker that was asked to cut over ended with %d:\n%s", code, said)
 	}
+	for _, version := range []int{1, 2} {
+		if got := <-told; got.Version != version || len(got.Shards) == 0 {
+			t.Errorf("the board at NATS told of %+v, want layout %d", got, version)
+		}
+	}
 	r.compare()
 	r.placed()
 	r.serves(2, 3)
@@ -101,6 +114,21 @@ func TestTheCommandsBesideALiveMove(t *testing.T) {
 	if code, _, said := r.run("migrate", "--yes"); code != exitDone {
 		t.Errorf("migrate after the end: %d\n%s", code, said)
 	}
+}
+
+// noticed tells of the layouts that come to serve, as the board at NATS has them.
+func (r *rig) noticed(address string) <-chan layout.Record {
+	r.t.Helper()
+	board, err := notice.Open(address, nil, r.t.Name())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(board.Close)
+	told := make(chan layout.Record, 10)
+	go func() {
+		_ = board.Watch(r.t.Context(), "app", func(err error) { r.t.Log(err) }, func(record layout.Record) { told <- record })
+	}()
+	return told
 }
 
 // json runs a command with --json and reads what it prints.

@@ -63,10 +63,18 @@ func (a *app) migrate(ctx context.Context, hold, ask bool) error {
 		if err != nil {
 			return err
 		}
+		board, err := a.openBoard(ctx, c)
+		if err != nil {
+			return err
+		}
 		beside, stop := context.WithCancel(ctx)
 		var sides sync.WaitGroup
 		sides.Go(func() { serveHTTP(beside, server, c.HTTP.Listen, a.log) })
 		sides.Go(func() { a.follow(beside, e) })
+		if board != nil {
+			defer board.Close()
+			sides.Go(func() { board.keep(beside, e.Snapshot) })
+		}
 		err = e.Migrate(ctx, func(ctx context.Context) (bool, error) { return a.ready(ctx, c.Cutover.Hours, hold, ask) })
 		stop()
 		sides.Wait()
