@@ -35,6 +35,7 @@ func (a *app) demoCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&scene, "scene", "move", "what to show: move")
+	offer(c, "scene", cobra.ShellCompDirectiveNoFileComp, "move")
 	laterFlags(c, "wire", "delay")
 	return c
 }
