@@ -194,7 +194,7 @@ func (a *app) layoutCommand() *cobra.Command {
 		Short: "Print the layout that serves, and its version",
 		Long: "Print the layout that serves and its version, its shards with their nodes, and the rules that place rows on them, as the\n" +
 			"databases have it recorded. No worker is needed.",
-		Args:  cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if format != "" && (format != formatPgDog || asJSON) {
 				return usage("--format "+formatPgDog+", without --json", "there is no format %q", format)

@@ -108,7 +108,9 @@ func TestTheShellCompletesCommandsFlagsAndTheirValues(t *testing.T) {
 				t.Fatalf("ended with %d", code)
 			}
 			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-			if !slices.EqualFunc(lines, test.want, func(line, want string) bool { return strings.HasPrefix(line, want) && (line == want || want[len(want)-1] == '\t') }) {
+			if !slices.EqualFunc(lines, test.want, func(line, want string) bool {
+				return strings.HasPrefix(line, want) && (line == want || want[len(want)-1] == '\t')
+			}) {
 				t.Errorf("%q, want %q", lines, test.want)
 			}
 		})

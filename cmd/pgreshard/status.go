@@ -28,7 +28,7 @@ func (a *app) statusCommand() *cobra.Command {
 		Short: "Say where the move stands and whether it is safe to cut over",
 		Long: "Say where the move stands, in words; the last line is `safe to cut over: yes`, or `no, because …`. The worker is asked;\n" +
 			"where none runs, the bookkeeping tables are read, and it is said what each source's fence does.",
-		Args:  cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.with(c.Context(), func(e engine, cfg *Config) error {
 				if !watch {
