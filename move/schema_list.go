@@ -28,7 +28,7 @@ type entry struct {
 // listArchive asks pg_restore for the table of contents; only the verbose form tells dependencies.
 func listArchive(ctx context.Context, pgRestore, archive string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, pgRestore, "--list", "--verbose", archive)
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd.Env = toolEnv()
 	out, err := cmd.Output()
 	if err != nil {
 		var exit *exec.ExitError

@@ -56,7 +56,7 @@ func (d *Dump) written(ctx context.Context, use []entry) (string, error) {
 	}
 	defer os.Remove(list)
 	cmd := exec.CommandContext(ctx, d.restore, append(d.restoreArgs(list), "--file=-", d.archive)...)
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd.Env = toolEnv()
 	out, err := cmd.Output()
 	if err != nil {
 		var exit *exec.ExitError

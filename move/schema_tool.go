@@ -72,7 +72,9 @@ func toolDirs(bin string) []string {
 
 // toolMajor is a program's major version, 0 where it cannot be run.
 func toolMajor(ctx context.Context, path string) int {
-	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd.Env = toolEnv()
+	out, err := cmd.Output()
 	if err != nil {
 		return 0
 	}
@@ -204,10 +206,7 @@ func writeService(dir, app, url, host string, port uint16) (path string, env []s
 		delete(params, "hostaddr")
 	}
 	params["options"] = strings.TrimSpace(params["options"] + toolSettings)
-	env = slices.DeleteFunc(os.Environ(), func(v string) bool {
-		name, _, _ := strings.Cut(v, "=")
-		return slices.Contains([]string{"PGSERVICE", "PGSERVICEFILE", "PGOPTIONS", "PGAPPNAME", "LC_ALL"}, name)
-	})
+	env = toolEnv()
 	// A service file's lines end with a newline and lose blanks before it; a password is never changed.
 	if p := params["password"]; p != strings.TrimRight(p, " \t\r\f\v") || strings.Contains(p, "\n") {
 		delete(params, "password")
@@ -222,5 +221,21 @@ func writeService(dir, app, url, host string, port uint16) (path string, env []s
 	if err := errors.Join(err, f.Close()); err != nil {
 		return "", nil, errors.Join(err, os.Remove(f.Name()))
 	}
-	return f.Name(), append(env, "PGSERVICEFILE="+f.Name(), "LC_ALL=C"), nil
+	return f.Name(), append(env, "PGSERVICEFILE="+f.Name()), nil
+}
+
+// toolEnv is what the programs are given of this one's environment: what the system, libpq and the libraries below it read. The
+// rest may hold secrets that addresses are made of (${NAME}), and the worker's token.
+func toolEnv() []string {
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		switch {
+		case slices.Contains([]string{"PGSERVICE", "PGSERVICEFILE", "PGOPTIONS", "PGAPPNAME", "LC_ALL"}, name), strings.HasPrefix(name, "PGRESHARD_"):
+			return true
+		case slices.Contains([]string{"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR"}, name):
+			return false
+		}
+		return !slices.ContainsFunc([]string{"PG", "LC_", "LD_", "DYLD_", "KRB5", "SSL_", "OPENSSL_", "GSS"}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	})
+	return append(env, "LC_ALL=C")
 }

@@ -51,6 +51,7 @@ func (a *app) planCommand() *cobra.Command {
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	c.Flags().StringVar(&file, "report", "", "write the plan to `file` as well: a page where it ends in .html")
+	offer(c, "report", cobra.ShellCompDirectiveDefault)
 	c.Flags().BoolVar(&o.Placements, "placements", false, "compare ways to place rows, on the sampled keys")
 	c.Flags().StringVar(&shards, "shards", "", "compare them for each number of shards of a `stretch`, as 8..16")
 	c.Flags().BoolVar(&o.EveryKey, "lookups", false, "ask for the mapping row of every key, not of a sample")
@@ -191,7 +192,9 @@ func (a *app) layoutCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "layout",
 		Short: "Print the layout that serves, and its version",
-		Args:  cobra.NoArgs,
+		Long: "Print the layout that serves and its version, its shards with their nodes, and the rules that place rows on them, as the\n" +
+			"databases have it recorded. No worker is needed.",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if format != "" && (format != formatPgDog || asJSON) {
 				return usage("--format "+formatPgDog+", without --json", "there is no format %q", format)
@@ -210,6 +213,7 @@ func (a *app) layoutCommand() *cobra.Command {
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	c.Flags().StringVar(&format, "format", "", "pgdog: as sections of pgdog.toml")
+	offer(c, "format", cobra.ShellCompDirectiveNoFileComp, formatPgDog)
 	return c
 }
 

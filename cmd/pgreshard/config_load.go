@@ -136,7 +136,7 @@ var mismatch = regexp.MustCompile(`cannot decode TOML (\w+) into .* of type (\S+
 
 func valueProblem(err *toml.DecodeError) problem {
 	p := syntaxProblem(err)
-	p.hint = "the README shows every key with a value"
+	p.hint = "docs/configuration.md has every key with its type"
 	if what, hint, ok := strings.Cut(p.what, " (hint: "); ok { // a type of ours said more
 		p.what, p.hint = what, strings.TrimSuffix(hint, ")")
 	}

@@ -36,6 +36,7 @@ func (a *app) demoCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&scene, "scene", "move", "what to show: move")
+	offer(c, "scene", cobra.ShellCompDirectiveNoFileComp, "move")
 	laterFlags(c, "wire", "delay")
 	return c
 }

@@ -49,8 +49,9 @@ func (a *app) completeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "complete",
 		Short: "End a move that has switched",
-		Long: "End a move that has switched: the old layout does not follow any more, what the move made is dropped. Two things stay: the layout record on the serving shards, and the fence on the retired\n" +
-			"source, so that a forgotten writer is refused and not lost. A worker that runs is asked to, and ends.",
+		Long: "End a move that has switched: the old layout does not follow any more, what the move made is dropped. Two things stay:\n" +
+			"the layout record on the serving shards, and the fence on the retired source, so that a forgotten writer is refused and\n" +
+			"not lost. A worker that runs is asked to, and ends.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.with(c.Context(), func(e engine, config *Config) error {

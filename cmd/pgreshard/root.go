@@ -67,16 +67,18 @@ func (a *app) root() *cobra.Command {
 			"all along, and end on the new shards after a short freeze.\n\n" +
 			"Exit codes: 0 done, 1 failed and may be run again, 2 usage or configuration, 3 a check failed,\n" +
 			"4 the cutover was undone and the source serves writes again, 5 the outcome is unknown: look first.",
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
-		PersistentPreRun:  func(*cobra.Command, []string) { a.started = true },
+		SilenceErrors:    true,
+		SilenceUsage:     true,
+		PersistentPreRun: func(*cobra.Command, []string) { a.started = true },
 	}
+	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // no argument is a file
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.PersistentFlags().StringVarP(&a.config, "config", "c", "pgreshard.toml", "configuration `file`")
 	root.PersistentFlags().StringVar(&a.logFormat, "log-format", "text", "log as text or json")
+	offer(root, "config", cobra.ShellCompDirectiveFilterFileExt, "toml")
+	offer(root, "log-format", cobra.ShellCompDirectiveNoFileComp, "text", "json")
 	root.AddCommand(
 		a.planCommand(), a.migrateCommand(), a.cutoverCommand(), a.statusCommand(), a.verifyCommand(), a.routeCommand(), a.layoutCommand(),
 		a.cancelCommand(), a.completeCommand(), a.rollbackCommand(),
@@ -84,6 +86,13 @@ func (a *app) root() *cobra.Command {
 	)
 	root.AddCommand(a.laterCommands()...)
 	return root
+}
+
+// offer has the shell offer words, or files of these endings, for the value of a flag.
+func offer(c *cobra.Command, flag string, how cobra.ShellCompDirective, words ...string) {
+	_ = c.RegisterFlagCompletionFunc(flag, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) { // fails only for a flag that is not there
+		return words, how
+	})
 }
 
 // load reads the configuration and makes the logger; every command but demo and version begins with it.

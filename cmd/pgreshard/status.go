@@ -26,7 +26,9 @@ func (a *app) statusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Say where the move stands and whether it is safe to cut over",
-		Args:  cobra.NoArgs,
+		Long: "Say where the move stands, in words; the last line is `safe to cut over: yes`, or `no, because …`. The worker is asked;\n" +
+			"where none runs, the bookkeeping tables are read, and it is said what each source's fence does.",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.with(c.Context(), func(e engine, cfg *Config) error {
 				if !watch {
