@@ -79,9 +79,9 @@ func (s *struck) gone(c cell) bool {
 	return err == nil && waits
 }
 
-// interrupted says that the worker tells of work that it does again.
+// interrupted says that the worker tells of work that it does again, or leaves until a shard is back.
 func interrupted(said string) bool {
-	return strings.Contains(said, "interrupted, trying again") || strings.Contains(said, "cutover undone")
+	return strings.Contains(said, "interrupted, trying again") || strings.Contains(said, "a shard is lost; the others go on") || strings.Contains(said, "cutover undone")
 }
 
 // to is what a fault does to the server of a cell, and what undoes it.
