@@ -13,12 +13,13 @@ FUZZ_TIME   ?= 30s
 SEEDS       ?= 200
 LEADERS     ?= 20
 ROUNDS      ?= 20
+KILLS       ?= 10
 # Tests start real servers: packages beside each other cost memory more than they save time.
 PARALLEL    ?= 2
 # bench: copy, catchup or all, whose sizes are in docs/performance.md; or freeze.
 BENCH       ?= all
 
-.PHONY: build demo test test-versions property remap model leaders race bench memory faults torture fuzz lint setup clean
+.PHONY: build demo test test-versions property remap model failover leaders race bench memory faults torture fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -50,6 +51,9 @@ property: setup         ## random tables and transactions through whole moves, S
 
 remap: setup            ## mappings that change at random, from one source and from two, SEEDS of each (REMAP_SEED runs one again)
 	$(WITH_GO) REMAP_SEEDS=$(SEEDS) go test -v -count 1 -timeout 300m -parallel 2 -run '^TestRandomMappingsAreFollowed$$' $(TEST_FLAGS) ./move
+
+failover: setup         ## a worker killed at random KILLS times through a move of three sources, another taking over (FAILOVER_SEED runs one again)
+	$(WITH_GO) FAILOVERS=$(KILLS) go test -v -count 1 -timeout 60m -run '^TestThereIsAlwaysOneWorkerAndNeverTwo$$' $(TEST_FLAGS) ./cmd/pgreshard
 
 leaders: setup          ## random changes of a shard's leader, LEADERS times 300 of them
 	$(WITH_GO) LEADER_SEEDS=$(LEADERS) go test -v -count 1 -timeout 60m -run '^TestNothingIsOpenedWhereTheShardDoesNotLead$$' $(TEST_FLAGS) ./pg

@@ -81,12 +81,22 @@ func TestRulesAndDashboardAskForMetricsThatExist(t *testing.T) {
 		expr, _, _ = strings.Cut(expr, "\n")
 		ask("alert "+name, expr, rest)
 	}
-	var dashboard struct {
-		Panels []struct {
-			Title   string
-			Targets []struct{ Expr, LegendFormat string }
+	for _, p := range panels(t) {
+		for _, target := range p.Targets {
+			ask("panel "+p.Title, target.Expr, target.LegendFormat)
 		}
 	}
+}
+
+// panel is one of the dashboard's.
+type panel struct {
+	Title   string
+	Targets []struct{ Expr, LegendFormat string }
+}
+
+func panels(t *testing.T) []panel {
+	t.Helper()
+	var dashboard struct{ Panels []panel }
 	text, err := os.ReadFile("../deploy/grafana-dashboard.json")
 	if err == nil {
 		err = json.Unmarshal(text, &dashboard)
@@ -94,11 +104,7 @@ func TestRulesAndDashboardAskForMetricsThatExist(t *testing.T) {
 	if err != nil || len(dashboard.Panels) < 10 {
 		t.Fatalf("%d panels, %v", len(dashboard.Panels), err)
 	}
-	for _, p := range dashboard.Panels {
-		for _, target := range p.Targets {
-			ask("panel "+p.Title, target.Expr, target.LegendFormat)
-		}
-	}
+	return dashboard.Panels
 }
 
 // What promtool says of metrics and rules; of rules only where it is installed.

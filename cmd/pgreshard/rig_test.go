@@ -93,7 +93,13 @@ func (o *output) String() string {
 // start runs the program; it is ended with the test at the latest.
 func start(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: exec.Command(binary(t), args...), ended: make(chan struct{})}
+	return launch(t, env, exec.Command(binary(t), args...))
+}
+
+// launch is start of a command that becomes the program.
+func launch(t testing.TB, env []string, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{cmd: cmd, ended: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.Stdout, p.cmd.Stderr = tee{&p.out, &p.both}, &p.both
 	if err := p.cmd.Start(); err != nil {
