@@ -3,6 +3,7 @@ package lookup
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -19,7 +20,8 @@ const (
 // pipelineKeys bounds the questions in flight on one connection.
 const pipelineKeys = 4096
 
-// Ask asks one server for keys in text form: one pipelined round trip for up to 4,096 of them. Inside an open transaction it
+// Ask asks one server for keys in text form: one round trip for up to 4,096 of them, pipelined, or, where the query knows how to ask
+// for many, in one statement. Inside an open transaction it
 // sees what that transaction sees and leaves it as it was; no row, NULL and several rows are answers, not errors.
 // An error of the server (a key its parameter's type does not take, a dropped mapping table) fails the transaction.
 //
@@ -29,7 +31,13 @@ func Ask(ctx context.Context, conn *pgconn.PgConn, q *Query, keys [][]byte) ([]A
 	answers := make([]Answer, 0, len(keys))
 	for len(keys) > 0 {
 		n := min(len(keys), pipelineKeys)
-		some, err := askPipelined(ctx, conn, q.SQL, keys[:n])
+		var some []Answer
+		var err error
+		if n >= manyKeys && q.Many != "" {
+			some, err = askMany(ctx, conn, q.Many, keys[:n])
+		} else {
+			some, err = askPipelined(ctx, conn, q.SQL, keys[:n])
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -46,7 +54,76 @@ func Conn(conn *pgconn.PgConn) Asker {
 	})
 }
 
+// manyKeys are enough to be worth an array.
+const manyKeys = 8
+
+// askMany asks in one statement.
+func askMany(ctx context.Context, conn *pgconn.PgConn, sql string, keys [][]byte) ([]Answer, error) {
+	at := make(map[string]int, len(keys))
+	array := []byte{'{'}
+	for i, key := range keys {
+		if _, twice := at[string(key)]; !twice {
+			at[string(key)] = i
+			array = appendElement(array, key)
+		}
+	}
+	array[len(array)-1] = '}' // of the last comma
+	answers := make([]Answer, len(keys))
+	err := exchange(ctx, conn, sql, [][]byte{array}, func(r *pgconn.ResultReader) error {
+		for r.NextRow() {
+			values := r.Values()
+			i, asked := at[string(values[0])]
+			if !asked {
+				return errors.New("a lookup answered for a key that was not asked")
+			}
+			answers[i].add(values[1])
+		}
+		_, err := r.Close()
+		return err
+	})
+	for i, key := range keys {
+		answers[i] = answers[at[string(key)]]
+	}
+	return answers, err
+}
+
+// appendElement appends an element of an array's text, and a comma.
+func appendElement(array, key []byte) []byte {
+	array = append(array, '"')
+	for _, c := range key {
+		if c == '"' || c == '\\' {
+			array = append(array, '\\')
+		}
+		array = append(array, c)
+	}
+	return append(array, '"', ',')
+}
+
+// askPipelined asks for one key after the other, without waiting in between.
 func askPipelined(ctx context.Context, conn *pgconn.PgConn, sql string, keys [][]byte) ([]Answer, error) {
+	answers := make([]Answer, 0, len(keys))
+	err := exchange(ctx, conn, sql, keys, func(r *pgconn.ResultReader) error {
+		var a Answer
+		for r.NextRow() {
+			a.add(r.Values()[0])
+		}
+		answers = append(answers, a)
+		_, err := r.Close()
+		return err
+	})
+	return answers, err
+}
+
+// add adds a row's column.
+func (a *Answer) add(value []byte) {
+	if a.Rows++; a.Rows == 1 {
+		a.Value = bytes.Clone(value)
+		a.Null = value == nil
+	}
+}
+
+// exchange runs a query once for each of its parameters, in one round trip, and has each result read.
+func exchange(ctx context.Context, conn *pgconn.PgConn, sql string, params [][]byte, read func(*pgconn.ResultReader) error) error {
 	known := preparedOn(conn)
 	var fresh []string
 	p := conn.StartPipeline(ctx)
@@ -61,67 +138,47 @@ func askPipelined(ctx context.Context, conn *pgconn.PgConn, sql string, keys [][
 		p.SendQueryPrepared(name, params, nil, nil)
 	}
 	run(enterPath)
-	for _, key := range keys {
-		run(sql, key)
+	for _, param := range params {
+		run(sql, param)
 	}
 	run(leavePath)
 	err := p.Sync()
-
-	var answers []Answer
 	if err == nil {
-		answers, err = readAnswers(p, len(keys))
+		err = readResults(p, len(params), read)
 	}
 	if closed := p.Close(); err == nil {
 		err = closed
 	}
 	if err != nil {
 		known.forget(append(fresh, sql)) // the error may say that sql is stale: 0A000 after its table was altered
-		return nil, err
 	}
-	return answers, nil
+	return err
 }
 
-// readAnswers reads the results of one askPipelined up to its sync.
-func readAnswers(p *pgconn.Pipeline, keys int) ([]Answer, error) {
-	answers := make([]Answer, 0, keys)
-	path := true // the first result is enterPath's
-	for {
+// readResults reads what one exchange brings up to its sync: the path's result, n of the query, the path's.
+func readResults(p *pgconn.Pipeline, n int, read func(*pgconn.ResultReader) error) error {
+	for seen := 0; ; {
 		result, err := p.GetResults()
 		if err != nil {
-			return nil, err
+			return err
 		}
 		switch r := result.(type) {
 		case *pgconn.StatementDescription:
 		case *pgconn.PipelineSync:
-			return answers, nil
+			return nil
 		case *pgconn.ResultReader:
-			answer, err := readAnswer(r)
-			if err != nil {
-				return nil, err
+			if 0 < seen && seen <= n {
+				err = read(r)
+			} else {
+				_, err = r.Close()
 			}
-			if !path && len(answers) < keys {
-				answers = append(answers, answer)
+			if seen++; err != nil {
+				return err
 			}
-			path = false
 		default:
-			return nil, fmt.Errorf("a lookup got %T where it expected its rows", result)
+			return fmt.Errorf("a lookup got %T where it expected its rows", result)
 		}
 	}
-}
-
-func readAnswer(r *pgconn.ResultReader) (Answer, error) {
-	var a Answer
-	for r.NextRow() {
-		a.Rows++
-		if a.Rows > 1 {
-			continue
-		}
-		if a.Value = bytes.Clone(r.Values()[0]); a.Value == nil {
-			a.Null = true
-		}
-	}
-	_, err := r.Close()
-	return a, err
 }
 
 // statements are the lookup queries prepared on one connection, by their SQL.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -223,6 +224,42 @@ func TestALookupQueryIsOneReadOfOneParameter(t *testing.T) {
 	}
 }
 
+// Asked in one statement keys have the answers they have one by one.
+func TestManyKeysInOneStatementHaveTheAnswersTheyHaveOneByOne(t *testing.T) {
+	t.Parallel()
+	conn := session(t)
+	if _, err := conn.Exec(t.Context(), `create table public.named (name text, target text);
+		insert into public.named values ('a', 'x'), ('it''s "q" \\ {,}', 'y'), ('twice', '1'), ('twice', '2'), ('null', null), ('', 'empty'), ('NULL', 'word')`); err != nil {
+		t.Fatal(err)
+	}
+	keys := bytesOf("a", "nobody", `it's "q" \ {,}`, "twice", "null", "", "NULL", "a", "ü", "b")
+	q := &Query{SQL: "select target from named where name = $1"}
+	want, err := Ask(t.Context(), conn.PgConn(), q, keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Many = "select format('%s', name), target from named where name = any($1)"
+	got, err := Ask(t.Context(), conn.PgConn(), q, keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(want) != len(keys) || want[3].Rows != 2 || !want[4].Null || want[1].Rows != 0 {
+		t.Fatalf("one by one: %+v", want)
+	}
+	for i := range want {
+		if want[i].Rows > 1 { // which row is the first is nobody's business
+			want[i].Value, got[i].Value = nil, nil
+		}
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("in one statement\n%+v, want\n%+v", got, want)
+	}
+	q.Many = "select format('%s', name || 'x'), target from named where name = any($1)"
+	if _, err := Ask(t.Context(), conn.PgConn(), q, keys); err == nil {
+		t.Error("answers for other keys are taken")
+	}
+}
+
 func BenchmarkAsk(b *testing.B) {
 	db := pgtest.Shared(b).Database(b)
 	db.Exec(b, `create table tenants (id bigint primary key, parent_tenant_id bigint);
@@ -234,12 +271,13 @@ func BenchmarkAsk(b *testing.B) {
 	defer pg.Close(conn)
 	for _, n := range []int{1, 1000} {
 		b.Run(fmt.Sprintf("%d keys", n), func(b *testing.B) {
+			q := &Query{SQL: parent, Many: "SELECT format('%s', id), COALESCE(parent_tenant_id, id) FROM tenants WHERE id = any($1)"}
 			keys := make([][]byte, n)
 			for i := range keys {
 				keys[i] = strconv.AppendInt(nil, int64(i*97%100000+1), 10)
 			}
 			for b.Loop() {
-				if _, err := Ask(b.Context(), conn.PgConn(), &Query{SQL: parent}, keys); err != nil {
+				if _, err := Ask(b.Context(), conn.PgConn(), q, keys); err != nil {
 					b.Fatal(err)
 				}
 			}

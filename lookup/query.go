@@ -8,9 +8,12 @@ import (
 
 // Query is one lookup_query of the configuration.
 type Query struct {
-	ID       int           // tells one query's keys from another's in the cache
-	Name     string        // database.schema.table.column, for messages
-	SQL      string        // one statement, one parameter $1, one result column
+	ID   int    // tells one query's keys from another's in the cache
+	Name string // database.schema.table.column, for messages
+	SQL  string // one statement, one parameter $1, one result column
+	// Many, where it is not empty, takes an array of keys as $1 and gives rows of a key and its answer; a key without a row has
+	// none. Keys whose texts differ are different then.
+	Many     string
 	Attempts int           // times a key without an answer is asked before it counts as missing; below 1 is 1
 	Timeout  time.Duration // longest one round trip may take; 0: as long as the context allows
 }

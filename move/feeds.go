@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"pgreshard/lookup"
 	"pgreshard/pg"
 )
@@ -39,6 +41,9 @@ func (inv *inventory) noteFeeds(t *moved) {
 			f.by = root.Columns[root.Key[0]].Name
 			f.reach = reachQuery(t.query.SQL, name.Table, f.by)
 		}
+		if f.key != "" {
+			t.query.Many = manyQuery(t.query.SQL)
+		}
 		from.feeds = append(from.feeds, f)
 	}
 }
@@ -51,7 +56,18 @@ func (inv *inventory) asksBy(shape queryShape, t *moved, name pg.Name) bool {
 	from, own := inv.sources[0].Table(name), inv.sources[0].Table(t.name)
 	k, ok := from.Column(shape.column)
 	o, there := own.Column(t.rule.Columns[0])
-	return ok && there && from.Columns[k].TypeOID == own.Columns[o].TypeOID
+	return ok && there && sameTexts(from.Columns[k], own.Columns[o])
+}
+
+// sameTexts says that two columns are of one type, of which values are equal where their texts are, and only there.
+func sameTexts(a, b pg.Column) bool {
+	switch a.TypeOID {
+	case pgtype.Int2OID, pgtype.Int4OID, pgtype.Int8OID, pgtype.UUIDOID, pgtype.OIDOID, pgtype.DateOID, pgtype.ByteaOID:
+		return a.TypeOID == b.TypeOID
+	case pgtype.TextOID, pgtype.VarcharOID:
+		return a.TypeOID == b.TypeOID && a.Deterministic && b.Deterministic
+	}
+	return false
 }
 
 // alone says that of the tables a query reads just this one has the column it asks by.
@@ -145,9 +161,28 @@ func reachQuery(sql, table, key string) string {
 			called = name
 		}
 	}
-	column, end := from[asked[2]:asked[3]], asked[3]+strings.Index(from[asked[3]:], "$1")+len("$1")
-	if asked[9] > 0 { // the cast is of the key that is asked for
-		end = asked[9]
+	column, rest := from[asked[2]:asked[3]], behindAsked(from, asked)
+	return fmt.Sprintf("select json_agg(distinct format('%%s', %s)) %s%s.%s = $1%s", column, from[:asked[2]], called, columnSQL(key), rest)
+}
+
+// behindAsked is what follows the condition that asked found, with the cast, which is of the key that is asked for.
+func behindAsked(from string, asked []int) string {
+	if asked[9] > 0 {
+		return from[asked[9]:]
 	}
-	return fmt.Sprintf("select json_agg(distinct format('%%s', %s)) %s%s.%s = $1%s", column, from[:asked[2]], called, columnSQL(key), from[end:])
+	return from[asked[3]+strings.Index(from[asked[3]:], "$1")+len("$1"):]
+}
+
+var selectList = regexp.MustCompile(`(?is)^\s*select\s(.*?)\sfrom\b`)
+
+// manyQuery makes of a simple query one that takes an array of keys and gives each key it answers, with its answer. Empty
+// where it does not know how.
+func manyQuery(sql string) string {
+	from := strings.TrimRight(fromOn.FindString(sql), "; \t\r\n")
+	asked, list := askedBy.FindStringSubmatchIndex(from), selectList.FindStringSubmatch(sql)
+	if asked == nil || list == nil {
+		return ""
+	}
+	column := from[asked[2]:asked[3]]
+	return fmt.Sprintf("select format('%%s', %s), %s %s%s = any($1)%s", column, list[1], from[:asked[2]], column, behindAsked(from, asked))
 }

@@ -46,3 +46,14 @@ func TestAQueryTurnedRound(t *testing.T) {
 		}
 	}
 }
+
+func TestAQueryForManyKeys(t *testing.T) {
+	for sql, want := range map[string]string{
+		"SELECT COALESCE(parent, id) FROM public.tenants WHERE id = $1;":                                             `select format('%s', id), COALESCE(parent, id) FROM public.tenants WHERE id = any($1)`,
+		"select t.region\nfrom orders o join tenants as t on t.id = o.tenant where o.id = $1::bigint and not o.gone": "select format('%s', o.id), t.region from orders o join tenants as t on t.id = o.tenant where o.id = any($1) and not o.gone",
+	} {
+		if got := manyQuery(sql); got != want {
+			t.Errorf("%s\n  %s, want\n  %s", sql, got, want)
+		}
+	}
+}

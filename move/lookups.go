@@ -84,27 +84,28 @@ func (inv *inventory) readLookup(ctx context.Context, conn *pgx.Conn, t *moved) 
 	if err == nil {
 		inv.noteFeeds(t)
 		inv.notePlain(t)
-		err = inv.tryReaches(ctx, conn, t)
+		err = inv.tryMade(ctx, conn, t)
 	}
 	return err
 }
 
-// tryReaches has the server read the queries that were made of t's lookup; one that it does not take is done without.
-func (inv *inventory) tryReaches(ctx context.Context, conn *pgx.Conn, t *moved) error {
+// tryMade has the server read the queries that were made of t's lookup; one that it does not take is done without.
+func (inv *inventory) tryMade(ctx context.Context, conn *pgx.Conn, t *moved) error {
+	made := []*string{&t.query.Many}
 	for _, name := range t.reads {
-		from := inv.byName[name]
-		if from == nil {
+		if from := inv.byName[name]; from != nil {
+			made = append(made, &from.feeds[len(from.feeds)-1].reach)
+		}
+	}
+	for _, sql := range made {
+		if *sql == "" {
 			continue
 		}
-		f := &from.feeds[len(from.feeds)-1]
-		if f.reach == "" {
-			continue
-		}
-		if _, err := conn.PgConn().Prepare(ctx, "", f.reach, nil); err != nil {
+		if _, err := conn.PgConn().Prepare(ctx, "", *sql, nil); err != nil {
 			if pg.Code(err) == "" {
 				return err
 			}
-			f.reach = ""
+			*sql = ""
 		}
 	}
 	return nil
@@ -185,7 +186,7 @@ func (inv *inventory) notePlain(t *moved) {
 	from, own := inv.sources[0].Table(t.reads[0]), inv.sources[0].Table(t.name)
 	k, ok := from.Column(key)
 	o, there := own.Column(t.rule.Columns[0])
-	if ok && there && from.Columns[k].TypeOID == own.Columns[o].TypeOID {
+	if ok && there && sameTexts(from.Columns[k], own.Columns[o]) {
 		into := inv.byName[t.reads[0]]
 		into.plain = append(into.plain, plainLookup{query: t.query, key: key, value: value})
 		t.withMapping = placedAlike(t, into, value)
