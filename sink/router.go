@@ -44,6 +44,7 @@ type router struct {
 	homeless  bool                // rows were found that have no mapping row
 	pass      int64               // how often it has done so
 	fed       map[int][]*Table
+	mappings  []*Table // those that lookups read
 	source    *pgx.Conn
 	paused    *Paused
 	reached   pg.LSN // everything that commits before it has come
@@ -52,8 +53,17 @@ type router struct {
 }
 
 func newRouter(s *Stream, release func(*pg.Block)) *router {
-	return &router{Stream: s, release: release, bindings: map[uint32]*binding{}, holding: map[*Table]bool{}, once: map[*Table]*Table{}, decided: map[string]decision{}, lost: map[*Table]*keySet{}, fed: map[int][]*Table{}, units: make([]unit, len(s.appliers)),
-		skip: make([]bool, len(s.appliers)), kept: make([]bool, len(s.appliers)), all: all(len(s.appliers))}
+	n := len(s.appliers)
+	r := &router{
+		Stream: s, release: release, bindings: map[uint32]*binding{}, holding: map[*Table]bool{}, once: map[*Table]*Table{}, decided: map[string]decision{},
+		lost: map[*Table]*keySet{}, fed: map[int][]*Table{}, units: make([]unit, n), skip: make([]bool, n), kept: make([]bool, n), all: all(n),
+	}
+	for _, t := range s.Tables {
+		if len(t.Feeds) > 0 {
+			r.mappings = append(r.mappings, t)
+		}
+	}
+	return r
 }
 
 func (r *router) run(ctx context.Context, blocks <-chan *pg.Block) error {

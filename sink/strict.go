@@ -2,6 +2,7 @@ package sink
 
 import (
 	"context"
+	"slices"
 
 	"pgreshard/layout"
 	"pgreshard/lookup"
@@ -153,9 +154,10 @@ func (r *router) updateLoose(ctx context.Context, t *Table, old, new pg.Row) err
 
 // homed says that rows whose keys are translated stand where the translation as it is here places them: rows move with every
 // change of it. With several sources they do so later, a shard that is ahead may tell of a later one, and what a resumed copy
-// has read was placed by mappings of more than one moment.
+// has read, of the table or of a mapping, is of more than one moment.
 func (r *router) homed(t *Table) bool {
-	return t.Query != nil && r.Mine == nil && !r.ahead && t.Forgive == 0
+	return t.Query != nil && r.Mine == nil && !r.ahead && t.Forgive == 0 &&
+		!slices.ContainsFunc(r.mappings, func(m *Table) bool { return m.Forgive != 0 })
 }
 
 // searches says that a row is looked for before it is updated.
