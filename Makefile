@@ -19,7 +19,7 @@ PARALLEL    ?= 2
 # bench: copy, catchup or all, whose sizes are in docs/performance.md; or freeze.
 BENCH       ?= all
 
-.PHONY: build demo test test-versions property remap model failover leaders race bench memory faults torture fuzz lint setup clean
+.PHONY: build demo test test-versions property remap model failover leaders race bench memory scale faults torture fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -69,6 +69,9 @@ bench: setup            ## copy and catch-up beside native replication, in one r
 
 memory: setup           ## peak memory beside a table of 2 GB, a transaction of a million rows (12 GB of disk), and one of 5 million with a shard stalled for a minute; a row of 100 MB, 100,000 savepoints
 	$(WITH_GO) PGRESHARD_TEST_MEMORY=1 go test -v -count 1 -timeout 120m -run '^TestTheWorkerStaysSmall|VeryLargeRow|ManySavepoints' $(TEST_FLAGS) ./cmd/pgreshard ./move
+
+scale: setup            ## connections, memory and processor time of one worker, up to 8 sources and 16 shards (docs/scale.md)
+	$(WITH_GO) PGRESHARD_TEST_SCALE=1 go test -v -count 1 -timeout 60m -run '^TestAWorkerOpensNoMoreConnectionsThanPlanned$$' $(TEST_FLAGS) ./cmd/pgreshard
 
 torture: setup          ## ROUNDS random moves under random faults, each with a seed of its own (TORTURE_SEED runs one again)
 	$(WITH_GO) TORTURE_ROUNDS=$(ROUNDS) go test -v -count 1 -timeout 24h -parallel 2 -run '^TestWhateverFailsAtRandomNothingIsLost$$' $(TEST_FLAGS) ./cmd/pgreshard

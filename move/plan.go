@@ -1,6 +1,7 @@
 package move
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -138,7 +139,8 @@ func (p *planner) side(ctx context.Context, name string, side Side, check func(c
 func (p *planner) node(conn *pgx.Conn, side string, n int, shard pg.Shard) {
 	sessions := 4
 	if side == "source" {
-		sessions += p.CopyWorkers + 2
+		all := len(p.Source.Shards) // the workers of each that is copied ask every other for translations
+		sessions += p.CopyWorkers*min(cmp.Or(p.CopySources, all), all) + 2
 		if p.Reverse { // a stream of each shard writes there, and another session looks at its standbys
 			sessions = max(sessions, 6+2*len(p.Destination.Shards))
 		}

@@ -34,12 +34,12 @@ type pair struct {
 	named bool // each has a name of its own
 }
 
-func newPair(r *rig, more string) *pair {
-	r.t.Helper()
+func newPair(t *testing.T, r *rig, more string) *pair {
+	t.Helper()
 	p := &pair{rig: r, named: exec.Command("unshare", "--uts", "hostname", "probe").Run() == nil}
 	for i, name := range []string{"one", "other"} {
-		h := &host{name: name, file: filepath.Join(r.t.TempDir(), "pgreshard.toml"), listen: freePort(r.t.(*testing.T)), env: []string{stateVariable + "=" + r.t.TempDir()}}
-		writeConfig(r.t, h.file, r.name, h.listen, urls(r.sources), urls(r.shards), workloadRules+more)
+		h := &host{name: name, file: filepath.Join(t.TempDir(), "pgreshard.toml"), listen: freePort(t), env: []string{stateVariable + "=" + t.TempDir()}}
+		writeConfig(t, h.file, r.name, h.listen, urls(r.sources), urls(r.shards), workloadRules+more)
 		p.hosts[i] = h
 		p.begin(h)
 	}
@@ -132,7 +132,7 @@ func TestThereIsAlwaysOneWorkerAndNeverTwo(t *testing.T) {
 		db.Exec(t, `alter table orders replica identity full; alter table documents replica identity full`)
 	}
 	stop := r.write()
-	p := newPair(r, more)
+	p := newPair(t, r, more)
 
 	watching, done := context.WithCancel(t.Context())
 	watched := make(chan int)
@@ -168,7 +168,7 @@ func TestThereIsAlwaysOneWorkerAndNeverTwo(t *testing.T) {
 	// The last one is killed in its cutover: in the check, or while writes are refused.
 	p.await("it is safe to cut over", func() bool {
 		holder, other = p.holder()
-		return holder != nil && r.state() == "streaming" && holder.ready(t.Context())
+		return holder != nil && r.begun() && r.state() == "streaming" && holder.ready(t.Context())
 	})
 	asked := start(t, holder.env, "-c", holder.file, "cutover")
 	within := time.Second
