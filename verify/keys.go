@@ -115,16 +115,11 @@ func (e expressions) with(columns []string) string {
 }
 
 // byIndex has a transaction read a table through its key, however few rows the server thinks it has.
-const byIndex = "set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off"
+const byIndex = "; set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off"
 
 // onKeys is on for a statement that reads rows by their keys.
 func (v *verifier) onKeys(ctx context.Context, n *node, f func(*pgconn.PgConn) error) error {
-	return v.on(ctx, n, func(conn *pgconn.PgConn) error {
-		if err := simple(ctx, conn, byIndex); err != nil {
-			return err
-		}
-		return f(conn)
-	})
+	return v.onWith(ctx, n, byIndex, f)
 }
 
 // ofKeys are the rows with keys given as arrays.

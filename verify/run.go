@@ -112,13 +112,17 @@ func (v *verifier) close() {
 
 // on runs one scan on one node as soon as there is a place for it.
 func (v *verifier) on(ctx context.Context, n *node, f func(*pgconn.PgConn) error) error {
+	return v.onWith(ctx, n, "", f)
+}
+
+func (v *verifier) onWith(ctx context.Context, n *node, settings string, f func(*pgconn.PgConn) error) error {
 	select {
 	case v.scans <- struct{}{}:
 		defer func() { <-v.scans }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	return n.use(ctx, f)
+	return n.use(ctx, settings, f)
 }
 
 // table compares one table and settles its report, also where it returns an error.
