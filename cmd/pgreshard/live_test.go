@@ -15,7 +15,7 @@ import (
 
 func TestTheCommandsBesideALiveMove(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 3, pgtest.WorkloadOptions{Writers: 4, Rate: 50, Lookups: true, KeyChanges: true}, "[cutover]\nreverse = false\n")
+	r := newRig(t, 3, pgtest.WorkloadOptions{Writers: 4, Rate: 300, Lookups: true, KeyChanges: true}, "[cutover]\nreverse = false\n")
 	stop := r.write()
 
 	code, out, said := r.run("plan")
