@@ -97,11 +97,12 @@ type cutover struct {
 	deadline  time.Time // by our clock: when the earliest freeze would end by itself
 	frozen    []frozen  // by source
 	sequences [][]Sequence
-	proof     verify.Request
-	finishing bool // foreign keys may have been made
-	rehearsal bool // all but the switch
-	asked     bool // by somebody who waits for the answer
-	paused    bool // the hook before the freeze has run, and none that ends what it began
+	proof     verify.Request // of everything
+	since     *changes       // what changed since everything was compared; nil before the first check
+	finishing bool           // foreign keys may have been made
+	rehearsal bool           // all but the switch
+	asked     bool           // by somebody who waits for the answer
+	paused    bool           // the hook before the freeze has run, and none that ends what it began
 	done      []StepReport
 	ended     []string // transactions that were in the way of the freeze; Move.mu guards it
 }

@@ -11,8 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"pgreshard/checkpoints"
-	"pgreshard/pg"
-	"pgreshard/verify"
 )
 
 // check looks for what would make the freeze fail or last, before anything is refused.
@@ -23,9 +21,6 @@ func (c *cutover) check(ctx context.Context) error {
 		}
 	}
 	if err := c.unnoticed(ctx); err != nil {
-		return err
-	}
-	if err := c.mendedSince(ctx); err != nil {
 		return err
 	}
 	err := c.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
@@ -53,46 +48,23 @@ func (c *cutover) check(ctx context.Context) error {
 	if err := c.readSequences(ctx, false); err != nil {
 		return err
 	}
-	if err := c.rehearse(ctx); err != nil {
-		return err
-	}
 	if c.forward == nil && c.Reverse {
 		if err := c.prepareReverse(ctx, c.inv); err != nil {
 			return err
 		}
 	}
-	return c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+	err = c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		set, err := c.planSequences(ctx, n, conn)
 		if err != nil || c.forward != nil { // the sources' keep their definitions
 			return err
 		}
 		return PrepareSequences(ctx, conn, set)
 	})
-}
-
-// rehearse compares both sides once while writes go on, for what that leaves behind and not for what it finds: sessions
-// are open and know the tables when the freeze begins, and how long the comparison takes is known.
-func (c *cutover) rehearse(ctx context.Context) (err error) {
-	if !c.MustVerify {
-		return nil
-	}
-	if c.proof, err = c.verification(ctx, c.inv); err != nil {
+	if err != nil {
 		return err
 	}
-	c.spares.close() // those of an earlier attempt may have ended with their server, and each would cost an attempt
-	limit := max(2*c.MaxFreeze, patience)
-	bounded, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	_, err = verify.Run(bounded, c.proof)
-	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
-		return fmt.Errorf("comparing both sides took more than %s, or waits for a lock, and max_freeze is %s, so a freeze would be in vain; hint: raise [cutover] max_freeze, or set verify = false there and run `pgreshard verify` while writers are stopped", limit, c.MaxFreeze)
-	}
-	return err
+	return c.compareAhead(ctx) // last: what changes from then on is left to the freeze
 }
-
-// patience with a comparison beside the writers, which is slower than one without them; where twice max_freeze is more,
-// it is that.
-const patience = 10 * time.Second
 
 // readSequences adds a reading of every source's sequences.
 func (c *cutover) readSequences(ctx context.Context, indexed bool) error {
@@ -205,17 +177,6 @@ func (c *cutover) startOther(ctx context.Context) error {
 		return c.wayBack().startHere(ctx)
 	}
 	return c.wayBack().setDetail(ctx, startsKey, nil)
-}
-
-func (c *cutover) verifyDrained(ctx context.Context) error {
-	if !c.MustVerify {
-		return nil
-	}
-	at := make([]pg.LSN, len(c.frozen))
-	for i, z := range c.frozen {
-		at[i] = z.Barrier
-	}
-	return c.compare(ctx, c.proof, at)
 }
 
 // seal makes the freeze permanent on every source, if it has held without a gap. Meanwhile every server that is to serve says

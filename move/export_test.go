@@ -20,3 +20,16 @@ func (m *Move) AddStep(before, name string, run func()) {
 			tell: func(context.Context) ([]string, error) { return []string{"would " + name}, nil }})
 	}
 }
+
+// EndSpares ends the sessions a comparison left behind, and gives their backends.
+func (m *Move) EndSpares() (pids []int32) {
+	m.spares.mu.Lock()
+	for _, conns := range m.spares.idle {
+		for _, conn := range conns {
+			pids = append(pids, int32(conn.PgConn().PID()))
+		}
+	}
+	m.spares.mu.Unlock()
+	m.spares.close()
+	return pids
+}

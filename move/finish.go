@@ -173,20 +173,6 @@ func (m *Move) Verify(ctx context.Context) (*verify.Report, error) {
 	return m.runVerify(ctx, inv)
 }
 
-// compare verifies inside the freeze; a difference is an error that names the tables.
-func (m *Move) compare(ctx context.Context, request verify.Request, at []pg.LSN) error {
-	was := m.setVerified(VerifyStatus{State: "running"})
-	report, err := verify.Run(ctx, request)
-	if err != nil {
-		m.setVerified(was)
-		return err
-	}
-	for _, lsn := range at {
-		report.At = append(report.At, lsn.String())
-	}
-	return errors.Join(m.conclude(ctx, report), differenceOf(report))
-}
-
 // errSourcesApart means that the destination is right and the sources differ from each other in an omnisharded table.
 // The application writes such a table on one source after another, and the freeze came in between: its next attempt
 // may find them equal.

@@ -51,6 +51,7 @@ type Move struct {
 	progress  []*copier.Progress // by source
 	followers []*follower
 	verified  VerifyStatus
+	compared  map[string]int64 // rows of each table when it was last compared whole
 	cutover   CutoverStatus
 	hooks     []HookStatus // the last run of each
 	reverse   *Move        // the way back, once there is one

@@ -18,6 +18,7 @@ const selectSource = `select current_setting('wal_level'),
 
 func (p *planner) checkSource(ctx context.Context, where string, n int, conn *pgx.Conn) {
 	p.checkFollowed(ctx, where, p.Source.Shards[n], 2, conn)
+	p.noteCompared(ctx, where, p.Source.Shards[n], 3, conn)
 	if p.Reverse {
 		p.checkWritten(ctx, where, p.Source.Shards[n], conn, "; or do without a rollback: [cutover] reverse = false")
 	}
@@ -75,6 +76,35 @@ func (p *planner) checkFollowed(ctx context.Context, where string, shard pg.Shar
 	}
 }
 
+// noteCompared tells where what changes on a node cannot be followed while both sides are compared, so that the freeze reads
+// every row; need are the slots, and sessions that stream, with those the move needs anyway.
+func (p *planner) noteCompared(ctx context.Context, where string, shard pg.Shard, need int, conn *pgx.Conn) {
+	var level, user string
+	var slots, senders int
+	var stats bool
+	if !p.MustVerify || conn.QueryRow(ctx, selectSource).Scan(&level, &slots, &senders, &stats, &user) != nil {
+		return
+	}
+	why := ""
+	if slots < need || senders < need {
+		why = fmt.Sprintf("%d replication slots and %d walsenders are free, %d of each are needed", slots, senders, need)
+	} else if need == 1 { // else it was looked at already
+		replication, err := pg.OpenReplication(ctx, shard, p.app(), nil)
+		switch {
+		case level != "logical":
+			why = "wal_level is " + level
+		case err != nil:
+			why = "a replication connection is refused: " + oneLine(err)
+		}
+		if err == nil {
+			_ = replication.Close(ctx)
+		}
+	}
+	if why != "" {
+		p.note("%s: what changes there while both sides are compared cannot be followed, so that a freeze compares every row: %s", where, why)
+	}
+}
+
 // checkWritten looks whether rows can be written to a shard without its triggers firing.
 func (p *planner) checkWritten(ctx context.Context, where string, shard pg.Shard, conn *pgx.Conn, or string) {
 	writer, err := pg.Open(ctx, shard, pg.Writer, p.app())
@@ -125,6 +155,9 @@ func (p *planner) checkDestination(ctx context.Context, where string, n int, con
 	if p.Reverse && !p.switched() {
 		p.checkFollowed(ctx, where, p.Destination.Shards[n], 1, conn)
 		p.checkSignals(ctx, where, conn)
+		p.noteCompared(ctx, where, p.Destination.Shards[n], 2, conn)
+	} else {
+		p.noteCompared(ctx, where, p.Destination.Shards[n], 1, conn)
 	}
 	if encoding := conn.PgConn().ParameterStatus("server_encoding"); encoding != "UTF8" {
 		p.problem(where, "its encoding is "+encoding+": text keys are hashed in UTF8 only", "make the destination databases with encoding UTF8")

@@ -72,14 +72,19 @@ func (m *Move) dropSlot(ctx context.Context, source int, conn *pgx.Conn) error {
 
 // dropSlotAndPublication drops what the move made on a source; what only has its name stays.
 func (m *Move) dropSlotAndPublication(ctx context.Context, source int, conn *pgx.Conn) error {
-	ours := func(err error) error {
-		if errors.Is(err, replicator.ErrSlotForeign) || errors.Is(err, replicator.ErrPublicationForeign) {
-			m.log.Warn("left as it is: somebody else made it", "source", source, "what", err.Error())
-			return nil
-		}
-		return err
+	return errors.Join(m.unlessForeign(source, m.dropSlot(ctx, source, conn)), m.dropPublication(ctx, source, conn, m.slot(source)))
+}
+
+func (m *Move) dropPublication(ctx context.Context, source int, conn *pgx.Conn, name string) error {
+	return m.unlessForeign(source, replicator.DropPublication(ctx, conn, name))
+}
+
+func (m *Move) unlessForeign(source int, err error) error {
+	if errors.Is(err, replicator.ErrSlotForeign) || errors.Is(err, replicator.ErrPublicationForeign) {
+		m.log.Warn("left as it is: somebody else made it", "source", source, "what", err.Error())
+		return nil
 	}
-	return errors.Join(ours(m.dropSlot(ctx, source, conn)), ours(replicator.DropPublication(ctx, conn, m.slot(source))))
+	return err
 }
 
 // samePublication compares a source's publication with what the move made of it; a *PublicationError says in what the

@@ -3,6 +3,7 @@ package move
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -47,7 +48,7 @@ func (c *cutover) tellCheck(ctx context.Context) ([]string, error) {
 		return behind + "; " + open, nil
 	})
 	if err == nil && c.MustVerify {
-		lines = append(lines, fmt.Sprintf("compare both sides once while writers go on, in %s at most", max(2*c.MaxFreeze, patience)))
+		lines = append(lines, fmt.Sprintf("compare both sides while writers go on, then what has changed meanwhile until that is little; what the freeze must compare whole, in %s at most", max(2*c.MaxFreeze, patience)))
 	}
 	return lines, err
 }
@@ -102,11 +103,20 @@ func (c *cutover) tellFinish(ctx context.Context) (lines []string, err error) {
 	}), err
 }
 
-func (c *cutover) tellVerify(context.Context) ([]string, error) {
+func (c *cutover) tellVerify(ctx context.Context) ([]string, error) {
 	if !c.MustVerify {
 		return []string{"nothing is compared ([cutover] verify = false)"}, nil
 	}
-	return []string{fmt.Sprintf("compare %s on %d sources and %d shards", listed(c.inv.names()), len(c.Source.Shards), len(c.Destination.Shards))}, nil
+	request, err := c.verification(ctx, c.inv)
+	if err != nil {
+		return nil, err
+	}
+	lines := []string{fmt.Sprintf("compare %s on %d sources and %d shards, of each what changes after the comparison beside writers", listed(c.inv.names()), len(c.Source.Shards), len(c.Destination.Shards))}
+	since := newChanges(c.Move, c.inv, request.Tables)
+	for _, name := range slices.SortedFunc(maps.Keys(since.never), func(a, b pg.Name) int { return strings.Compare(a.String(), b.String()) }) {
+		lines = append(lines, fmt.Sprintf("compare all of %s: %s", name, since.never[name]))
+	}
+	return lines, nil
 }
 
 func (c *cutover) tellSeal(ctx context.Context) ([]string, error) {

@@ -135,7 +135,8 @@ func (c *cutover) serve(ctx context.Context, r request) (switched bool, err erro
 	report.FreezeSeconds = c.Snapshot().Cutover.FreezeSeconds
 	var undone *UndoneError
 	var notReady *NotReadyError
-	stays := errors.As(err, &undone) || errors.As(err, &notReady) || GaveUp(err) || c.forward != nil && refusedNothing(err)
+	var differs *DifferenceError
+	stays := errors.As(err, &undone) || errors.As(err, &notReady) || GaveUp(err) || refusedNothing(err) && (c.forward != nil || errors.As(err, &differs))
 	if stays && undone != nil && undone.Err == errRehearsed { // and nothing else went wrong
 		r.answer <- outcome{report, nil}
 		return false, nil
@@ -158,9 +159,11 @@ func (c *cutover) attempts(ctx context.Context) error {
 	if err := c.catchUpSoon(ctx); err != nil {
 		return err
 	}
+	defer c.forgetChanges(ctx) // after a switch, what waits for it comes first
 	err := c.tries(ctx)
 	var unknown *UnknownError
 	if !errors.As(err, &unknown) && c.servingVersion() != c.Destination.Layout {
+		c.forgetChanges(ctx)
 		err = withHook(err, c.withoutReverse(ctx))
 	}
 	switch {

@@ -126,8 +126,10 @@ type VerifyStatus struct {
 	At          []string   `json:"at"`
 	Finished    *time.Time `json:"finished"`
 	Differences int64      `json:"differences"`
-	Rows        int64      `json:"rows"`             // compared
-	Tables      []string   `json:"tables,omitempty"` // in which differences were found
+	Rows        int64      `json:"rows"`              // compared
+	Changed     int64      `json:"changed,omitempty"` // of them, those compared once more by their keys, since they had changed
+	Whole       []string   `json:"whole,omitempty"`   // tables that a freeze compared whole, and why
+	Tables      []string   `json:"tables,omitempty"`  // in which differences were found
 }
 
 // CutoverStatus is where a cutover stands; Step is empty while none is tried. FreezeSeconds is the last freeze, from

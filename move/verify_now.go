@@ -3,6 +3,7 @@ package move
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,7 +35,7 @@ func (m *Move) verifyNow(ctx context.Context, limit int) (*verify.Report, verify
 		m.setVerified(was)
 		return nil, request, err
 	}
-	return report, request, m.conclude(ctx, report)
+	return report, request, m.conclude(ctx, report, request.Tables)
 }
 
 func (m *Move) compareAtAMoment(ctx context.Context, limit int) (*verify.Report, verify.Request, error) {
@@ -46,11 +47,19 @@ func (m *Move) compareAtAMoment(ctx context.Context, limit int) (*verify.Report,
 	if err != nil {
 		return nil, request, err
 	}
+	request.Limit = limit
 	mo, err := m.takeMoment(ctx, nil)
 	if err != nil {
 		return nil, request, err
 	}
+	report, err := m.compareAt(ctx, inv, request, mo)
+	return report, request, err
+}
+
+// compareAt compares both sides as they were at a moment, which ends with it.
+func (m *Move) compareAt(ctx context.Context, inv *inventory, request verify.Request, mo *moment) (*verify.Report, error) {
 	defer mo.close()
+	request.Sources, request.Shards = slices.Clone(request.Sources), slices.Clone(request.Shards)
 	var at []string
 	for n, lsn := range mo.at {
 		at, request.Sources[n].Snapshot = append(at, lsn.String()), mo.sources[n].ID
@@ -60,15 +69,16 @@ func (m *Move) compareAtAMoment(ctx context.Context, limit int) (*verify.Report,
 	}
 	// Each source was looked at a moment of its own, so that of a table that an application writes on one after another they
 	// may differ now; the freeze, in which nobody writes, compares them.
-	request.OneSource, request.Limit = true, limit
+	request.OneSource = true
+	var err error
 	if request.Place, err = m.placerThen(ctx, inv, mo); err != nil {
-		return nil, request, err
+		return nil, err
 	}
 	report, err := verify.Run(ctx, request)
 	if report != nil {
 		report.At = at
 	}
-	return report, request, err
+	return report, err
 }
 
 // placerThen places rows by what the mapping tables were at a moment.
@@ -105,13 +115,26 @@ func (a *momentAsker) of(t *sink.Table) lookup.Asker {
 	})
 }
 
-// conclude keeps what a comparison found, in memory and on the home.
-func (m *Move) conclude(ctx context.Context, report *verify.Report) error {
+// conclude keeps what a comparison of some tables found, in memory and on the home. Of those that were compared by what had
+// changed in them, and of the others, all rows count as compared when everything was.
+func (m *Move) conclude(ctx context.Context, report *verify.Report, tables []verify.Table, whole ...string) error {
 	now := time.Now().UTC()
-	v := VerifyStatus{State: "clean", At: report.At, Finished: &now, Differences: report.Differences()}
-	for _, t := range report.Tables {
-		v.Rows += t.Rows
+	v := VerifyStatus{State: "clean", At: report.At, Finished: &now, Differences: report.Differences(), Whole: whole}
+	m.mu.Lock()
+	if m.compared == nil {
+		m.compared = map[string]int64{}
 	}
+	for i, t := range report.Tables {
+		if tables[i].Only == nil {
+			m.compared[t.Table] = t.Rows
+		} else {
+			v.Changed += t.Rows
+		}
+	}
+	for _, rows := range m.compared {
+		v.Rows += rows
+	}
+	m.mu.Unlock()
 	if !report.Clean() {
 		v.State = "different"
 		v.Tables = report.Unclean()

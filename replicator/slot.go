@@ -53,10 +53,15 @@ func CreateSlot(ctx context.Context, shard pg.Shard, slot string, temporary bool
 		return made, nil
 	}
 	closeConn(conn)
+	return nil, fmt.Errorf("create on %s: %w", shard, waited(ctx, shard, slot, err))
+}
+
+// waited is an error of a slot's making, with those it waited for in vain.
+func waited(ctx context.Context, shard pg.Shard, slot string, err error) error {
 	if pg.Code(err) == "55P03" || errors.Is(err, context.DeadlineExceeded) {
-		err = blocked(ctx, shard, slot, err)
+		return blocked(ctx, shard, slot, err)
 	}
-	return nil, fmt.Errorf("create on %s: %w", shard, err)
+	return err
 }
 
 func createSlot(ctx context.Context, conn *pgconn.PgConn, slot string, temporary bool) (*Slot, error) {

@@ -128,6 +128,11 @@ func TestASlotThatHasToWaitTooLongNamesWhomItWaitsFor(t *testing.T) {
 	if b := blocked.Blockers; b[0].Prepared != "forgotten" || b[1].PID != int32(conn.PgConn().PID()) || b[1].Age <= 0 || b[1].Database != db.Name {
 		t.Errorf("%+v", b)
 	}
+	blocked = nil
+	err = New(Config{Shard: db.Shard(0), Slot: slotOf(db), Temporary: 400 * time.Millisecond}).Run(t.Context())
+	if !errors.As(err, &blocked) || len(blocked.Blockers) != 2 {
+		t.Errorf("a temporary one: %v", err)
+	}
 	eventually(t, "nothing of the slot is left", func() bool {
 		return db.Query(t, `select count(*) from pg_replication_slots`)[0][0] == "0"
 	})

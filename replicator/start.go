@@ -38,34 +38,63 @@ func (s *Stream) connect(ctx context.Context) (*connection, error) {
 
 func (c *connection) start(ctx context.Context) error {
 	config := c.stream.config
-	slot, timeline, err := examine(ctx, c.conn, config)
+	find := c.find
+	if config.Temporary > 0 {
+		find = c.makeTemporary
+	}
+	timeline, err := find(ctx)
 	if err != nil {
 		return err
-	}
-	if slot.ActivePID != 0 {
-		return fmt.Errorf("replication slot %s: %w by %s", config.Slot, ErrSlotInUse, holder(ctx, c.conn, slot.ActivePID))
 	}
 	if config.Began != nil {
 		if err := config.Began(ctx, timeline); err != nil {
 			return err
 		}
 	}
-	// Until somebody confirms more, the server hears what it knows already.
-	c.sent = slot.ConfirmedFlush
 	raise(&c.stream.acked, c.sent)
 	if c.interval, err = c.statusInterval(ctx); err != nil {
 		return err
 	}
-	err = pglogrepl.StartReplication(ctx, c.conn, quoted(config.Slot), pglogrepl.LSN(config.Start),
+	err = pglogrepl.StartReplication(ctx, c.conn, quoted(config.Slot), pglogrepl.LSN(c.delivered),
 		pglogrepl.StartReplicationOptions{PluginArgs: []string{
 			"proto_version '1'",
 			"publication_names " + literal(quoted(config.Publication)),
 			"messages 'true'",
 		}})
 	if err != nil {
-		return fmt.Errorf("start at %s: %w", config.Start, slotError(config.Slot, err))
+		return fmt.Errorf("start at %s: %w", c.delivered, slotError(config.Slot, err))
 	}
 	return nil
+}
+
+// find makes sure that the slot is there and free. Until somebody confirms more, the server hears what it knows already.
+func (c *connection) find(ctx context.Context) (timeline int32, err error) {
+	config := c.stream.config
+	slot, timeline, err := examine(ctx, c.conn, config)
+	if err != nil {
+		return 0, err
+	}
+	if slot.ActivePID != 0 {
+		return 0, fmt.Errorf("replication slot %s: %w by %s", config.Slot, ErrSlotInUse, holder(ctx, c.conn, slot.ActivePID))
+	}
+	c.sent = slot.ConfirmedFlush
+	return timeline, nil
+}
+
+// makeTemporary makes the slot. What bounded that wait is taken away again: decoding may wait for locks too.
+func (c *connection) makeTemporary(ctx context.Context) (timeline int32, err error) {
+	config := c.stream.config
+	bounded, cancel := context.WithTimeout(ctx, config.Temporary)
+	defer cancel()
+	slot, err := createSlot(bounded, c.conn, config.Slot, true)
+	if err != nil {
+		return 0, waited(ctx, config.Shard, config.Slot, err)
+	}
+	if _, err := c.conn.Exec(ctx, "set lock_timeout = 0").ReadAll(); err != nil {
+		return 0, fmt.Errorf("unbound the wait: %w", err)
+	}
+	c.sent, c.delivered = slot.ConsistentPoint, slot.ConsistentPoint
+	return slot.Timeline, nil
 }
 
 // CheckSlot makes sure that the slot can be streamed from as the configuration says, whoever may be doing so now. The

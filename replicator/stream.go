@@ -17,6 +17,9 @@ type Config struct {
 	// Start is the lowest durable checkpoint, or the slot's consistent point where there is none yet. Transactions
 	// whose commit lies before it are not sent; one that commits exactly there is.
 	Start pg.LSN
+	// Temporary: Run makes the slot on its own session, with which it goes, and streams from there on; Start is not
+	// looked at. Transactions that are open on the server are waited for as long as this.
+	Temporary time.Duration
 	// SystemID is the expected system identifier; empty: any.
 	SystemID string
 	// History is what is held of the source's changes; a server that has not all of it is not streamed from.

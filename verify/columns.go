@@ -3,6 +3,7 @@ package verify
 import (
 	"bytes"
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -26,12 +27,15 @@ func (v *verifier) nameColumns(ctx context.Context, t *Table, left, right side, 
 	}
 	leftValues, rightValues := map[*difference][][]byte{}, map[*difference][][]byte{}
 	for n, wanted := range byNode {
-		sql, args := left.sql.values(t), bucketList(bucketsOf(wanted))
+		e, rows := left.sql, v.inBuckets(t, bucketsOf(wanted))
 		if !slices.Contains(left.nodes, n) {
-			sql = right.sql.values(t)
+			e = right.sql
 		}
-		err := v.on(ctx, n, func(conn *pgconn.PgConn) error {
-			return each(ctx, conn, sql, args, func(values [][]byte) error {
+		if t.Only != nil {
+			rows = v.ofKeys(t, keyArrays(slices.Collect(maps.Keys(wanted)), len(t.Key)))
+		}
+		err := rows.on(ctx, n, func(conn *pgconn.PgConn) error {
+			return each(ctx, conn, e.values(t, rows.where(e)), rows.args, func(values [][]byte) error {
 				for _, d := range wanted[string(encodeKey(values[:len(t.Key)]))] {
 					if d.left == n {
 						leftValues[d] = cloneAll(values[len(t.Key):])

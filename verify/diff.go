@@ -61,10 +61,15 @@ func (v *verifier) diff(ctx context.Context, t *Table, left, right side, list []
 }
 
 func (v *verifier) diffBlock(ctx context.Context, t *Table, left, right side, list []int, report *TableReport) error {
-	pairs, err := v.fetch(ctx, t, left, right, list)
+	pairs, err := v.fetch(ctx, t, left, right, v.inBuckets(t, list))
 	if err != nil {
 		return err
 	}
+	return v.tell(ctx, t, left, right, pairs, report)
+}
+
+// tell reports what differs in the rows of some keys.
+func (v *verifier) tell(ctx context.Context, t *Table, left, right side, pairs map[string]*pair, report *TableReport) error {
 	found := classify(pairs, len(t.Key) > 0, report)
 	if room := v.Limit - len(report.Keys); len(found) > room {
 		found = found[:room]
@@ -95,13 +100,25 @@ func (d *difference) mark(n *node) {
 	}
 }
 
-// fetch reads the rows of some buckets from all nodes of both sides, by key, or by hash where there is no key.
-func (v *verifier) fetch(ctx context.Context, t *Table, left, right side, list []int) (map[string]*pair, error) {
+// chosen says which rows of a table are fetched, and how a node is asked for them.
+type chosen struct {
+	where func(expressions) string // over parameters from $1 on
+	args  [][]byte
+	on    func(context.Context, *node, func(*pgconn.PgConn) error) error
+}
+
+// inBuckets are the rows of some buckets.
+func (v *verifier) inBuckets(t *Table, list []int) chosen {
+	return chosen{where: func(e expressions) string { return e.bucketOf(t) + " = any($1::int8[])" }, args: bucketList(list), on: v.on}
+}
+
+// fetch reads chosen rows from all nodes of both sides, by key, or by hash where there is no key.
+func (v *verifier) fetch(ctx context.Context, t *Table, left, right side, rows chosen) (map[string]*pair, error) {
 	var mu sync.Mutex
 	pairs := map[string]*pair{}
-	read := func(n *node, sql string, rowsOf func(*pair) *[]hashed) error {
-		return v.on(ctx, n, func(conn *pgconn.PgConn) error {
-			return each(ctx, conn, sql, bucketList(list), func(values [][]byte) error {
+	read := func(n *node, e expressions, rowsOf func(*pair) *[]hashed) error {
+		return rows.on(ctx, n, func(conn *pgconn.PgConn) error {
+			return each(ctx, conn, e.rows(t, rows.where(e)), rows.args, func(values [][]byte) error {
 				h, key, err := parseRow(n, values)
 				if err != nil {
 					return err
@@ -113,18 +130,18 @@ func (v *verifier) fetch(ctx context.Context, t *Table, left, right side, list [
 					p = &pair{}
 					pairs[string(key)] = p
 				}
-				rows := rowsOf(p)
-				*rows = append(*rows, h)
+				list := rowsOf(p)
+				*list = append(*list, h)
 				return nil
 			})
 		})
 	}
 	var group errgroup.Group
 	for _, n := range left.nodes {
-		group.Go(func() error { return read(n, left.sql.rows(t), func(p *pair) *[]hashed { return &p.left }) })
+		group.Go(func() error { return read(n, left.sql, func(p *pair) *[]hashed { return &p.left }) })
 	}
 	for _, n := range right.nodes {
-		group.Go(func() error { return read(n, right.sql.rows(t), func(p *pair) *[]hashed { return &p.right }) })
+		group.Go(func() error { return read(n, right.sql, func(p *pair) *[]hashed { return &p.right }) })
 	}
 	return pairs, group.Wait()
 }

@@ -27,11 +27,12 @@ type node struct {
 // grouping by key stays in memory as long as that is cheap.
 const beginScan = "begin isolation level repeatable read read only; %s set local lc_monetary = 'C'; set local work_mem = '64MB'"
 
-// use runs f in a read-only transaction of its own on this node. Errors come back as *Failure.
-func (n *node) use(ctx context.Context, f func(*pgconn.PgConn) error) error {
+// use runs f in a read-only transaction of its own, with settings beside those of every scan, on this node. Errors come
+// back as *Failure.
+func (n *node) use(ctx context.Context, settings string, f func(*pgconn.PgConn) error) error {
 	conn, err := n.take(ctx)
 	if err == nil {
-		err = n.scan(ctx, conn, f)
+		err = n.scan(ctx, conn, settings, f)
 	}
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -39,9 +40,9 @@ func (n *node) use(ctx context.Context, f func(*pgconn.PgConn) error) error {
 	return &Failure{Side: n.side, Number: n.Number, Reason: reason(err), err: err}
 }
 
-func (n *node) scan(ctx context.Context, conn *pgx.Conn, f func(*pgconn.PgConn) error) error {
+func (n *node) scan(ctx context.Context, conn *pgx.Conn, settings string, f func(*pgconn.PgConn) error) error {
 	server := conn.PgConn()
-	err := simple(ctx, server, fmt.Sprintf(beginScan, n.snapshot()))
+	err := simple(ctx, server, fmt.Sprintf(beginScan, n.snapshot())+settings)
 	if err == nil {
 		err = f(server)
 	}
@@ -91,7 +92,7 @@ func (n *node) take(ctx context.Context) (*pgx.Conn, error) {
 
 // reach opens the first session, learns the encoding, and marks the node dead where that fails.
 func (n *node) reach(ctx context.Context) {
-	err := n.use(ctx, func(conn *pgconn.PgConn) error {
+	err := n.use(ctx, "", func(conn *pgconn.PgConn) error {
 		n.encoding = conn.ParameterStatus("server_encoding")
 		return nil
 	})

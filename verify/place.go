@@ -19,14 +19,38 @@ const placeBatch = 1000
 
 // places lists the sharding keys on every shard and places them again.
 func (v *verifier) places(ctx context.Context, t *Table, report *TableReport) error {
+	if t.Only == nil {
+		return v.placesOf(ctx, t, chosen{where: func(expressions) string { return "" }, on: v.on}, report, nil)
+	}
+	for args := range t.Only.Placed.batches(len(t.PlaceColumns)) { // of which there may be no index
+		rows := chosen{where: func(e expressions) string { return e.with(t.PlaceColumns) }, args: args, on: v.on}
+		if err := v.placesOf(ctx, t, rows, report, nil); err != nil {
+			return err
+		}
+	}
+	named := slices.Clone(report.Keys)
+	for args := range t.Only.Keys.batches(len(t.Key)) {
+		if err := v.placesOf(ctx, t, v.ofKeys(t, args), report, named); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// placesOf places chosen rows of every shard again, and passes over what was named before.
+func (v *verifier) placesOf(ctx context.Context, t *Table, rows chosen, report *TableReport, named []Finding) error {
+	e := expressions{own: t.Dest, other: t.Source}
+	where := rows.where(e)
+	if where != "" {
+		where = "where " + where
+	}
 	var mu sync.Mutex
 	group, ctx := errgroup.WithContext(ctx)
 	for _, n := range v.shards {
 		group.Go(func() error {
-			return v.on(ctx, n, func(conn *pgconn.PgConn) error {
-				p := &placing{verifier: v, table: t, node: n, report: report, mu: &mu, bytes: make([]byte, 0, 16<<10)}
-				sql := expressions{own: t.Dest, other: t.Source}.places(t)
-				if err := each(ctx, conn, sql, nil, func(values [][]byte) error { return p.add(ctx, values) }); err != nil {
+			return rows.on(ctx, n, func(conn *pgconn.PgConn) error {
+				p := &placing{verifier: v, table: t, node: n, report: report, named: named, mu: &mu, bytes: make([]byte, 0, 16<<10)}
+				if err := each(ctx, conn, e.places(t, where), rows.args, func(values [][]byte) error { return p.add(ctx, values) }); err != nil {
 					return err
 				}
 				return p.place(ctx)
@@ -45,6 +69,7 @@ type placing struct {
 	rows  []int64
 	bytes []byte // what keys point into; a batch that outgrows it leaves its beginning where it is
 
+	named  []Finding    // what was found before: rows of these sharding keys on these shards are not told again
 	report *TableReport // guarded by mu
 	mu     *sync.Mutex
 }
@@ -86,7 +111,7 @@ func (p *placing) place(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i, want := range shards {
-		if want == p.node.Number {
+		if want == p.node.Number || p.known(p.keys[i]) {
 			continue
 		}
 		p.report.Misplaced += p.rows[i]
@@ -100,6 +125,15 @@ func (p *placing) place(ctx context.Context) error {
 	}
 	p.keys, p.rows, p.bytes = p.keys[:0], p.rows[:0], p.bytes[:0]
 	return nil
+}
+
+// known says that the rows of a sharding key on this shard were named before.
+func (p *placing) known(key []pg.Datum) bool {
+	return slices.ContainsFunc(p.named, func(f Finding) bool {
+		return f.What == Misplaced && *f.Shard == p.node.Number && slices.EqualFunc(f.Values, key, func(a, b pg.Datum) bool {
+			return a.Kind == b.Kind && bytes.Equal(a.Bytes, b.Bytes)
+		})
+	})
 }
 
 // kept copies a key out of the batch it came in.

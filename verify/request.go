@@ -40,6 +40,14 @@ type Table struct {
 	Omni bool
 	// PlaceColumns are the columns Place takes, in its order. Empty: places are not checked.
 	PlaceColumns []string
+	// Only narrows the comparison to some rows; nil: every row. It is for tables with Key, whose index both sides have.
+	Only *Only
+}
+
+// Only are some rows of a table.
+type Only struct {
+	Keys   Keys // of Table.Key: rows with these are compared, and their places checked
+	Placed Keys // of Table.PlaceColumns: of rows with these the places are checked
 }
 
 // Nowhere is what a Placer returns for a key that belongs to no shard: no rule names one, or it has no translation.
@@ -83,6 +91,9 @@ func (r *Request) check() error {
 			if err := both(t, name); err != nil {
 				return err
 			}
+		}
+		if t.Only != nil && len(t.Key) == 0 {
+			return fmt.Errorf("verify %s: without a key no rows can be chosen", t.Source.Name)
 		}
 		for _, name := range t.PlaceColumns {
 			if _, ok := t.Dest.Column(name); !ok {

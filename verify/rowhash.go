@@ -124,10 +124,18 @@ func (e expressions) hashes(t *Table, where string) string {
   select %s r from %s %s offset 0) s`, seedA, seedB, e.record(t.Columns), from(e.own), where)
 }
 
-// rows is the statement that fetches the rows of the buckets in $1: a, b, the bucket, then the key's columns.
-func (e expressions) rows(t *Table) string {
+// bucketOf is the bucket of a row, of a table without key by its first hash.
+func (e expressions) bucketOf(t *Table) string {
 	if len(t.Key) == 0 {
-		return fmt.Sprintf(`select a, b, a & %d from (%s offset 0) h where a & %[1]d = any($1::int8[])`, buckets-1, e.hashes(t, ""))
+		return fmt.Sprintf("a & %d", buckets-1)
+	}
+	return e.bucket(t.Key)
+}
+
+// rows is the statement that fetches chosen rows: a, b, the bucket, then the key's columns.
+func (e expressions) rows(t *Table, where string) string {
+	if len(t.Key) == 0 {
+		return fmt.Sprintf(`select a, b, %s from (%s offset 0) h where %s`, e.bucketOf(t), e.hashes(t, ""), where)
 	}
 	var inner, outer strings.Builder
 	for i, name := range t.Key {
@@ -135,24 +143,25 @@ func (e expressions) rows(t *Table) string {
 		fmt.Fprintf(&outer, ", k%d", i)
 	}
 	return fmt.Sprintf(`select hash_record_extended(r, %s), hash_record_extended(r, %s), k%s from (
- select %s r, %s k%s from %s where %[5]s = any($1::int8[]) offset 0) s`,
-		seedA, seedB, outer.String(), e.record(t.Columns), e.bucket(t.Key), inner.String(), from(e.own))
+ select %s r, %s k%s from %s where %s offset 0) s`,
+		seedA, seedB, outer.String(), e.record(t.Columns), e.bucketOf(t), inner.String(), from(e.own), where)
 }
 
-// values is the statement that fetches the key's and then all compared columns of the rows of the buckets in $1.
-func (e expressions) values(t *Table) string {
-	return fmt.Sprintf("select %s from %s where %s = any($1::int8[])",
-		e.list(append(append([]string{}, t.Key...), t.Columns...)), from(e.own), e.bucket(t.Key))
+// values is the statement that fetches the key's and then all compared columns of chosen rows.
+func (e expressions) values(t *Table, where string) string {
+	return fmt.Sprintf("select %s from %s where %s",
+		e.list(append(append([]string{}, t.Key...), t.Columns...)), from(e.own), where)
 }
 
 // places is the statement that lists the sharding keys on a shard, each with its number of rows. Keys are grouped only
-// where that makes them fewer, and where equal keys look alike in every form: 1.0 and 1.00 may be placed apart.
-func (e expressions) places(t *Table) string {
+// where that makes them fewer, and where equal keys look alike in every form: 1.0 and 1.00 may be placed apart. where
+// narrows the rows.
+func (e expressions) places(t *Table, where string) string {
 	columns := e.list(t.PlaceColumns)
 	if e.worthGrouping(t) {
-		return fmt.Sprintf("select %s, count(*) from %s group by %[1]s", columns, from(e.own))
+		return fmt.Sprintf("select %s, count(*) from %s %s group by %[1]s", columns, from(e.own), where)
 	}
-	return fmt.Sprintf("select %s, 1 from %s", columns, from(e.own))
+	return fmt.Sprintf("select %s, 1 from %s %s", columns, from(e.own), where)
 }
 
 func (e expressions) worthGrouping(t *Table) bool {

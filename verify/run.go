@@ -112,13 +112,17 @@ func (v *verifier) close() {
 
 // on runs one scan on one node as soon as there is a place for it.
 func (v *verifier) on(ctx context.Context, n *node, f func(*pgconn.PgConn) error) error {
+	return v.onWith(ctx, n, "", f)
+}
+
+func (v *verifier) onWith(ctx context.Context, n *node, settings string, f func(*pgconn.PgConn) error) error {
 	select {
 	case v.scans <- struct{}{}:
 		defer func() { <-v.scans }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	return n.use(ctx, f)
+	return n.use(ctx, settings, f)
 }
 
 // table compares one table and settles its report, also where it returns an error.
@@ -147,6 +151,11 @@ func (v *verifier) table(ctx context.Context, t *Table, report *TableReport) err
 // compareSharded compares all sources together with all shards together.
 func (v *verifier) compareSharded(ctx context.Context, t *Table, report *TableReport) error {
 	left, right := v.side(t, v.sources...), v.side(t, v.shards...)
+	if t.Only != nil {
+		rows, err := v.compareOnly(ctx, t, left, right, report)
+		report.Rows = rows
+		return err
+	}
 	var l, r sums
 	group, inner := errgroup.WithContext(ctx)
 	group.Go(func() (err error) { l, err = v.sums(inner, t, left); return err })
@@ -166,17 +175,26 @@ func (v *verifier) compareCopies(ctx context.Context, t *Table, report *TableRep
 		copies, others = append([]*node{v.sources[0]}, v.shards...), 0
 	}
 	buckets := make([]sums, len(copies))
-	group, inner := errgroup.WithContext(ctx)
-	for i, n := range copies {
-		group.Go(func() (err error) { buckets[i], err = v.sums(inner, t, v.side(t, n)); return err })
-	}
-	if err := group.Wait(); err != nil {
-		return err
+	if t.Only == nil {
+		group, inner := errgroup.WithContext(ctx)
+		for i, n := range copies {
+			group.Go(func() (err error) { buckets[i], err = v.sums(inner, t, v.side(t, n)); return err })
+		}
+		if err := group.Wait(); err != nil {
+			return err
+		}
 	}
 	report.Rows = buckets[0].rows()
+	first := v.side(t, copies[0])
 	for i, n := range copies[1:] {
-		list, rows := differing(buckets[0], buckets[i+1])
-		if err := v.diff(ctx, t, v.side(t, copies[0]), v.side(t, n), list, rows, report); err != nil {
+		var err error
+		if t.Only != nil {
+			report.Rows, err = v.compareOnly(ctx, t, first, v.side(t, n), report)
+		} else {
+			list, rows := differing(buckets[0], buckets[i+1])
+			err = v.diff(ctx, t, first, v.side(t, n), list, rows, report)
+		}
+		if err != nil {
 			return err
 		}
 		if i < others {

@@ -206,6 +206,7 @@ func TestADamagedRowIsFoundAndNamed(t *testing.T) {
 			if len(got) != 1 || !strings.HasPrefix(got[0], test.want) {
 				t.Errorf("got  %s\nwant %s", strings.Join(got, "\n     "), test.want)
 			}
+			b.sameByKeys(t, report)
 		})
 	}
 }

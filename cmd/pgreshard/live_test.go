@@ -21,7 +21,7 @@ func TestTheCommandsBesideALiveMove(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nats.Close()
-	r := newRig(t, 3, pgtest.WorkloadOptions{Writers: 4, Rate: 50, Lookups: true, KeyChanges: true},
+	r := newRig(t, 3, pgtest.WorkloadOptions{Writers: 4, Rate: 300, Lookups: true, KeyChanges: true},
 		fmt.Sprintf("[cutover]\nreverse = false\n[nats]\nurl = %q\n", nats.Address()))
 	told := r.noticed(nats.Address())
 	stop := r.write()

@@ -117,9 +117,10 @@ func TestAWorkerKilledInEveryStateGoesOnToTheSameEnd(t *testing.T) {
 	}
 	for shard, db := range r.shards {
 		left := db.Query(t, `select (select count(*) from pg_trigger where tgname like '%pgreshard%'), (select count(*) from pgreshard.checkpoint),
-			(select count(*) from pgreshard.outbox), (select version from pgreshard.serving)`)
-		if fmt.Sprint(left) != "[[0 0 0 2]]" {
-			t.Errorf("shard %d: fences, checkpoints, outbox rows, serving layout: %v", shard, left)
+			(select count(*) from pgreshard.outbox), (select version from pgreshard.serving),
+			(select count(*) from pg_replication_slots where database = current_database()), (select count(*) from pg_publication)`)
+		if fmt.Sprint(left) != "[[0 0 0 2 0 0]]" {
+			t.Errorf("shard %d: fences, checkpoints, outbox rows, serving layout, slots, publications: %v", shard, left)
 		}
 	}
 }

@@ -165,6 +165,9 @@ func statusLines(s move.Status) []string {
 	}
 	if s.Verify.State != "" && s.Verify.State != "none" {
 		lines = append(lines, "verify: "+verifyWords(s.Verify))
+		for _, w := range s.Verify.Whole {
+			lines = append(lines, "verify: the freeze compares all of "+w)
+		}
 	}
 	if s.Cutover.FreezeSeconds != nil {
 		lines = append(lines, fmt.Sprintf("freeze: writes were refused for %.3f s", *s.Cutover.FreezeSeconds))
