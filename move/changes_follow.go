@@ -188,8 +188,11 @@ func (c *changes) settled(ctx context.Context) error {
 	})
 }
 
-// reach reads every log up to here.
+// reach reads every log up to here, where any is read.
 func (c *changes) reach(ctx context.Context) error {
+	if len(c.keys) == 0 {
+		return nil
+	}
 	nodes := c.move.allNodes()
 	return atOnce(ctx, len(nodes), func(ctx context.Context, i int) error {
 		var end pg.LSN
