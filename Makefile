@@ -19,7 +19,7 @@ PARALLEL    ?= 2
 # bench: copy, catchup or all, whose sizes are in docs/performance.md; or freeze.
 BENCH       ?= all
 
-.PHONY: build demo test test-versions property remap model failover leaders race bench memory scale faults torture fuzz lint setup clean
+.PHONY: build demo test test-all test-versions property remap model failover leaders race bench memory scale faults torture fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -29,6 +29,9 @@ demo: build             ## a whole move on throw-away servers, with writers
 
 test: setup             ## every test, on real servers
 	$(WITH_GO) go test -timeout $(TIMEOUT) -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
+
+test-all: setup         ## every case of every test, where `make test` draws some
+	$(WITH_GO) PGRESHARD_TEST_ALL=1 go test -timeout 120m -p $(PARALLEL) $(TEST_FLAGS) $(PACKAGES)
 
 # The suites whose outcome may depend on the server's version: values, identities, partitions, slots that a standby keeps.
 VERSION_TESTS ?= Value|Types|Encoding|Identit|Partition|Key|Case0|SourceFailsOver

@@ -216,6 +216,7 @@ func TestACutoverBeyondMaxFreezeGivesTheSourceBack(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			pgtest.OneIn(t, 2)
 			r := newRig(t, 1, 2, pgtest.WorkloadOptions{Writers: 8, Rate: 200, Lookups: true, KeyChanges: true})
 			relay := pgtest.NewRelay(t, r.shards[1].Cluster.Addr())
 			r.config.Name = "obstructed"

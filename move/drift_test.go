@@ -38,6 +38,7 @@ func TestDDLThatSendsNothingToTheStreamStopsIt(t *testing.T) {
 		"a partition dropped":  {"partition", `drop table notes_1`, "public.notes_1 was dropped, detached or made again"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			pgtest.OneIn(t, 2)
 			r := newRig(t, 1, 2, pgtest.WorkloadOptions{})
 			if c.before == "" {
 				r.sources[0].Exec(t, `create table notes (tenant_id bigint primary key, note text)`)

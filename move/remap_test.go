@@ -241,8 +241,8 @@ func TestOneChangeOfManyMappingsAsksForItsKeysAlone(t *testing.T) {
 	const mappings = 100_000
 	s := newSmallMove(t, 3, "tenant", fmt.Sprintf(`create table tenants (id bigint primary key, parent bigint, region bigint not null);
 		create table orders (id bigint primary key, tenant bigint); create table users (id int primary key, tenant bigint); create table visits (id int primary key, order_id bigint);
-		insert into tenants select g, null, g %% 7 from generate_series(1, %[1]d) g; insert into orders select g + 1000000, g from generate_series(1, %[1]d) g;
-		insert into users select g, g from generate_series(1, %[1]d) g; insert into visits select g, g + 1000000 from generate_series(1, %[1]d) g`, mappings))
+		insert into tenants select g, null, g %% 7 from generate_series(1, %[1]d) g; insert into orders select g + 1000000, g from generate_series(1, %[1]d, 10) g;
+		insert into users select g, g from generate_series(1, %[1]d, 10) g; insert into visits select g, g + 1000000 from generate_series(1, %[1]d, 10) g`, mappings))
 	d := &s.config.Destination
 	d.Spec.Tables = append(d.Spec.Tables,
 		layout.ShardedTable{Database: d.Database, Name: "users", Columns: []string{"tenant"}, LookupQuery: `select coalesce(parent, id) from tenants where id = $1`},
@@ -255,7 +255,7 @@ func TestOneChangeOfManyMappingsAsksForItsKeysAlone(t *testing.T) {
 	var before, after move.LookupStatus
 	ready := func(ctx context.Context) (bool, error) {
 		before = worker.Snapshot().Lookup
-		s.sources[0].Exec(t, `update tenants set parent = 4, region = 3 where id = 50000`)
+		s.sources[0].Exec(t, `update tenants set parent = 4, region = 3 where id = 50001`)
 		moved := func() bool {
 			for _, db := range s.shards {
 				if db.Query(t, `select count(*) from tenants where parent = 4`)[0][0] == "0" {
@@ -282,13 +282,13 @@ func TestOneChangeOfManyMappingsAsksForItsKeysAlone(t *testing.T) {
 	s.sameRows(pgtest.RowsOptions{Omni: true}, "tenants", "orders")
 	s.sameRows(pgtest.RowsOptions{}, "users", "visits")
 	for shard, db := range s.shards {
-		for table, row := range map[string]string{"users": `select coalesce(t.parent, t.id) from tenants t where t.id = 50000`, "visits": `select t.region from tenants t where t.id = 50000`} {
+		for table, row := range map[string]string{"users": `select coalesce(t.parent, t.id) from tenants t where t.id = 50001`, "visits": `select t.region from tenants t where t.id = 50001`} {
 			key := s.sources[0].Query(t, row)[0][0]
 			want, err := s.places.of(t.Context(), "bigint", key, len(s.shards))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := db.Query(t, `select count(*) from `+table+` where id = 50000`)[0][0]; got == "1" != (shard == want) {
+			if got := db.Query(t, `select count(*) from `+table+` where id = 50001`)[0][0]; got == "1" != (shard == want) {
 				t.Errorf("%s: shard %d has %s of the row, which is shard %d's", table, shard, got, want)
 			}
 		}

@@ -108,6 +108,7 @@ func TestWhateverHappensToASlotIsSaid(t *testing.T) {
 	for name, c := range slotCases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			pgtest.OneIn(t, 3)
 			cluster := pgtest.Shared(t)
 			if c.known == replicator.ErrSlotLost {
 				cluster = pgtest.Start(t, pgtest.Options{Settings: map[string]string{"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB"}})

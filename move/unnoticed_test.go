@@ -44,6 +44,7 @@ func TestAPublicationChangedBySomebodyElseEndsTheMove(t *testing.T) {
 		for _, cutover := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, cutover %v", name, cutover), func(t *testing.T) {
 				t.Parallel()
+				pgtest.OneIn(t, 3)
 				if pgtest.Shared(t).Version < c.version {
 					t.Skip("not in this version")
 				}

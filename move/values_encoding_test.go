@@ -29,6 +29,7 @@ func TestValues2ASourceOfAnotherEncodingArrivesInUTF8(t *testing.T) {
 		for _, format := range []copier.Format{copier.Auto, copier.Text} {
 			t.Run(encoding+" "+string(format), func(t *testing.T) {
 				t.Parallel()
+				pgtest.OneIn(t, 3)
 				source := encoded(t, pgtest.Shared(t), encoding)
 				table := `"t ` + word + `"`
 				schema := strings.ReplaceAll(`create type kind as enum ('%W', 'other');

@@ -22,3 +22,14 @@ func Seeds(t testing.TB, variable string, n int) (out []uint64) {
 	}
 	return out
 }
+
+// EveryCase, set in the environment, runs every case of every test (`make test-all`).
+const EveryCase = "PGRESHARD_TEST_ALL"
+
+// OneIn lets about one in n of a test's cases run, others at each run, and all of them where EveryCase is set.
+func OneIn(t testing.TB, n int) {
+	t.Helper()
+	if os.Getenv(EveryCase) == "" && rand.IntN(n) != 0 {
+		t.Skip("not drawn this time; " + EveryCase + "=1 runs every case")
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"pgreshard/copier"
+	"pgreshard/pgtest"
 )
 
 const kinds = `
@@ -60,6 +61,7 @@ func TestEveryKindOfTableArrivesWhole(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
+			pgtest.OneIn(t, 2)
 			schema := kinds
 			if c.upsert {
 				schema += "alter table nulls add n bigint generated always as identity primary key; alter table child add primary key (id)"

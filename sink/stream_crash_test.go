@@ -83,6 +83,7 @@ func TestACrashBetweenTheCommitsOfTwoShards(t *testing.T) {
 	for name, change := range apart {
 		for first := range layout.Shard(2) {
 			t.Run(fmt.Sprintf("%s, %s first", name, first), func(t *testing.T) {
+				pgtest.OneIn(t, 3)
 				f.takeOver()
 				stop := f.run()
 				f.exec(everywhere("delete from %[1]s"))
@@ -304,6 +305,7 @@ func TestARowThatIsGoneFromAShardStopsTheStreamThere(t *testing.T) {
 		} {
 			t.Run(v.name+", "+name, func(t *testing.T) {
 				t.Parallel()
+				pgtest.OneIn(t, 3)
 				f := everyVariant(t, 2, []variant{v})
 				f.run()
 				f.exec(fmt.Sprintf(`insert into tenants values (3); insert into %[1]s values (1, 3, 1), (2, 3, 1); `, v.name))

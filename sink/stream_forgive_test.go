@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -88,9 +89,9 @@ func (c *interrupted) run(r *rand.Rand, last bool, between func()) {
 // is strict after it.
 func TestAStreamForgivesWhatAResumedCopyAlreadyRead(t *testing.T) {
 	t.Parallel()
-	n := 5
-	if testing.Short() {
-		n = 1
+	n := 2
+	if os.Getenv(pgtest.EveryCase) != "" {
+		n = 5
 	}
 	for _, v := range []variant{
 		{name: "outside", primary: "primary key (id)", key: "tenant", nullable: true},

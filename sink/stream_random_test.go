@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -233,9 +234,9 @@ func (s scribe) transaction(ctx context.Context) {
 // machine's).
 func TestRandomChangesArriveWhateverIsStopped(t *testing.T) {
 	t.Parallel()
-	n := 24
-	if testing.Short() {
-		n = 4
+	n := 9
+	if os.Getenv(pgtest.EveryCase) != "" {
+		n = 24
 	}
 	var next atomic.Int64
 	list := pgtest.Seeds(t, "SINK_SEED", n)

@@ -21,6 +21,9 @@ var scales = []struct{ sources, shards int }{{2, 2}, {1, 4}, {1, 16}, {4, 8}, {8
 // PGRESHARD_TEST_SCALE runs all of them, else the first is.
 func TestAWorkerOpensNoMoreConnectionsThanPlanned(t *testing.T) {
 	t.Parallel()
+	if os.Getenv("PGRESHARD_TEST_SCALE") == "" {
+		pgtest.OneIn(t, 3)
+	}
 	for n, s := range scales {
 		if n > 0 && os.Getenv("PGRESHARD_TEST_SCALE") == "" {
 			break
