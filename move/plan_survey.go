@@ -156,12 +156,7 @@ func (p *planner) sourceAsker(t *moved) lookup.Asker {
 		for n, shard := range shards {
 			err := p.on(ctx, shard, pg.Reader, func(conn *pgx.Conn) error {
 				answers, err := lookup.Ask(ctx, conn.PgConn(), q, keys)
-				for i, answer := range answers {
-					if answer.Rows > 0 {
-						answer.Rows += total[i].Rows
-						total[i] = answer
-					}
-				}
+				lookup.AddUp(total, answers)
 				return err
 			})
 			if err != nil {

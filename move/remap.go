@@ -158,12 +158,7 @@ func (m *Move) askSources(ctx context.Context, all bool, q *lookup.Query, keys [
 		}
 		err := m.source(ctx, n, func(conn *pgx.Conn) error {
 			answers, err := lookup.Ask(ctx, conn.PgConn(), q, keys)
-			for i, answer := range answers {
-				if answer.Rows > 0 {
-					answer.Rows += total[i].Rows
-					total[i] = answer
-				}
-			}
+			lookup.AddUp(total, answers)
 			return err
 		})
 		if err != nil {
