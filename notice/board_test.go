@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"sync"
 	"testing"
 	"time"
 
@@ -49,38 +48,29 @@ func (b *Board) says(t *testing.T, database string) layout.Record {
 	return record
 }
 
-// Many workers bring the board up to a truth that changes all the time, some of them slow: at the end it says the last.
-func TestTheBoardComesToAgree(t *testing.T) {
+// A worker has read the layout and is slow to tell; another tells a newer one meanwhile, where nothing stood before and where
+// something did. What the first has read must not take its place.
+func TestAWorkerThatIsSlowDoesNotTakeANewerLayoutBack(t *testing.T) {
 	s := serve(t, "")
-	var mu sync.Mutex
-	truth := 0
-	read := func(context.Context) (layout.Record, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		return layout.Record{Version: truth, Database: "app"}, nil
-	}
-	var all sync.WaitGroup
-	for worker := range 6 {
-		b := open(t, "", s)
-		all.Go(func() {
-			for range 30 {
-				mu.Lock()
+	slow, other := open(t, "", s), open(t, "", s)
+	for round := range 2 {
+		truth := 2*round + 1
+		read := func(context.Context) (layout.Record, error) { return layout.Record{Version: truth}, nil }
+		reads := 0
+		err := slow.Agree(t.Context(), "app", func(ctx context.Context) (layout.Record, error) {
+			record, err := read(ctx)
+			if reads++; reads == 1 {
 				truth++
-				mu.Unlock()
-				err := b.Agree(t.Context(), "app", func(ctx context.Context) (layout.Record, error) {
-					record, err := read(ctx)
-					time.Sleep(time.Duration(worker) * time.Millisecond) // what it has read grows old
-					return record, err
-				})
-				if err != nil {
-					t.Error(err)
-				}
+				err = other.Agree(ctx, "app", read)
 			}
+			return record, err
 		})
-	}
-	all.Wait()
-	if got := open(t, "", s).says(t, "app"); got.Version != truth {
-		t.Errorf("the board says layout %d, the truth is %d", got.Version, truth)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := other.says(t, "app"); got.Version != truth || reads != 2 {
+			t.Errorf("round %d: the board says layout %d after %d readings, the truth is %d", round, got.Version, reads, truth)
+		}
 	}
 }
 
