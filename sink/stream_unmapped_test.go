@@ -188,3 +188,20 @@ func TestMappingRowsThatComeAgainToAnotherWorkerMoveTheirRows(t *testing.T) {
 		}
 	}
 }
+
+// A mapping table that is emptied takes its translations along: a row that comes afterwards is not placed by what was cached.
+func TestAnEmptiedMappingTranslatesNothingAnyMore(t *testing.T) {
+	t.Parallel()
+	f, a, _ := orphans(t, 3, "")
+	f.exec(fmt.Sprintf(`insert into tenants values (5, %d)`, a))
+	f.exec(`insert into users values (1, 5)`)
+	stop := f.run()
+	defer stop()
+	f.catchUp()
+	f.exec(`truncate tenants`)
+	f.exec(`insert into users values (2, 5)`)
+	var place *sink.PlaceError
+	if err := f.failure(); !errors.As(err, &place) || lookup.Missing(err) == nil || place.Key != "5" {
+		t.Fatalf("it ended with %v", err)
+	}
+}
