@@ -14,6 +14,8 @@ SEEDS       ?= 200
 LEADERS     ?= 20
 ROUNDS      ?= 20
 KILLS       ?= 10
+# Rounds of torture at once, each on three servers of its own.
+AT_ONCE     ?= 2
 # Tests start real servers: packages beside each other cost memory more than they save time.
 PARALLEL    ?= 2
 # bench: copy, catchup or all, whose sizes are in docs/performance.md; or freeze.
@@ -77,7 +79,7 @@ scale: setup            ## connections, memory and processor time of one worker,
 	$(WITH_GO) PGRESHARD_TEST_SCALE=1 go test -v -count 1 -timeout 60m -run '^TestAWorkerOpensNoMoreConnectionsThanPlanned$$' $(TEST_FLAGS) ./cmd/pgreshard
 
 torture: setup          ## ROUNDS random moves under random faults, each with a seed of its own (TORTURE_SEED runs one again)
-	$(WITH_GO) TORTURE_ROUNDS=$(ROUNDS) go test -v -count 1 -timeout 24h -parallel 2 -run '^TestWhateverFailsAtRandomNothingIsLost$$' $(TEST_FLAGS) ./cmd/pgreshard
+	$(WITH_GO) TORTURE_ROUNDS=$(ROUNDS) go test -v -count 1 -timeout 24h -parallel $(AT_ONCE) -run '^TestWhateverFailsAtRandomNothingIsLost$$' $(TEST_FLAGS) ./cmd/pgreshard
 
 faults: setup           ## every fault at every victim and point of a move (docs/operations.md, "What was made to fail")
 	$(WITH_GO) PGRESHARD_TEST_FAULTS=1 go test -v -count 1 -timeout 60m -parallel 2 -run '^TestWhateverFailsWhereverNothingIsLost$$' $(TEST_FLAGS) ./cmd/pgreshard

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"slices"
 	"strings"
@@ -26,34 +27,34 @@ type machineSet [3]machine
 // can says whether a cell's fault can be made.
 func (set *machineSet) can(c cell) bool { return c.fault != "disk full" || set[c.server()].small }
 
-// machines are two sets. Faults strike them, so a set has one move at a time, which often waits, as for a server that
-// starts. They end with the process.
+// machines are as many sets as tests run at once, each made when it is first taken. Faults strike them, so a set has one
+// move at a time, which often waits, as for a server that starts. They end with the process.
 var machines struct {
 	once sync.Once
-	free chan *machineSet
-	err  error
+	free chan *machineSet // nil: not made yet
 }
 
 // take waits for a set, which is given back with the test.
 func take(t *testing.T) *machineSet {
 	t.Helper()
 	machines.once.Do(func() {
-		machines.free = make(chan *machineSet, 2)
+		machines.free = make(chan *machineSet, flag.Lookup("test.parallel").Value.(flag.Getter).Get().(int))
 		for range cap(machines.free) {
-			set := &machineSet{}
-			for i := range set {
-				if machines.err == nil {
-					set[i], machines.err = newMachine()
-				}
-			}
-			machines.free <- set
+			machines.free <- nil
 		}
 	})
-	if machines.err != nil {
-		t.Fatal(machines.err)
-	}
 	set := <-machines.free
 	t.Cleanup(func() { machines.free <- set })
+	if set == nil {
+		made := &machineSet{}
+		for i := range made {
+			var err error
+			if made[i], err = newMachine(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		set = made
+	}
 	return set
 }
 
@@ -74,8 +75,8 @@ func newMachine() (m machine, err error) {
 // closeMachines closes their links, once no test has one.
 func closeMachines() {
 	for range cap(machines.free) {
-		for _, m := range <-machines.free {
-			if m.link != nil {
+		if set := <-machines.free; set != nil {
+			for _, m := range set {
 				m.link.Close()
 			}
 		}

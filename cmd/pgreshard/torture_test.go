@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -94,12 +95,19 @@ func torture(t *testing.T, seed uint64) {
 	stop = s.write()
 	s.args = []string{"migrate", "--yes"}
 	s.ended, s.last = 0, cell{outcome: either}
-	for range r.IntN(3) {
-		c := s.draw(r, cutover+1+r.IntN(len(points)-cutover-1))
-		s.shut([]cell{c})
+	steps := r.Perm(len(points) - cutover - 1)[:r.IntN(3)]
+	slices.Sort(steps) // a step that the worker is behind may never come again
+	var cells []cell
+	for _, step := range steps {
+		cells = append(cells, s.draw(r, cutover+1+step))
+	}
+	s.shut(cells)
+	for i, c := range cells {
 		s.reach(c)
+		s.shut(cells[i+1:])
 		s.strike(c)
 		struck["cutover"]++
+		t.Logf("%s, %s", c, s.fate())
 	}
 	s.finish(stop)
 	faults := struck["copy"] + struck["stream"] + struck["cutover"]
