@@ -21,7 +21,7 @@ PARALLEL    ?= 2
 # bench: copy, catchup or all, whose sizes are in docs/performance.md; or freeze.
 BENCH       ?= all
 
-.PHONY: build demo test test-all test-versions property remap model failover leaders race bench memory scale faults torture fuzz lint setup clean
+.PHONY: build demo test test-all test-versions property remap model failover leaders race bench memory scale forecast faults torture fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -77,6 +77,9 @@ memory: setup           ## peak memory beside a table of 2 GB, a transaction of 
 
 scale: setup            ## connections, memory and processor time of one worker, up to 8 sources and 16 shards (docs/scale.md)
 	$(WITH_GO) PGRESHARD_TEST_SCALE=1 go test -v -count 1 -timeout 60m -run '^TestAWorkerOpensNoMoreConnectionsThanPlanned$$' $(TEST_FLAGS) ./cmd/pgreshard
+
+forecast: setup         ## what plan foretells of three sets of data, held against their moves; on a machine that does nothing else
+	$(WITH_GO) PGRESHARD_TEST_FORECAST=1 go test -v -count 1 -timeout 30m -run '^TestAForecastComesTrue$$' $(TEST_FLAGS) ./move
 
 torture: setup          ## ROUNDS random moves under random faults, each with a seed of its own (TORTURE_SEED runs one again)
 	$(WITH_GO) TORTURE_ROUNDS=$(ROUNDS) go test -v -count 1 -timeout 24h -parallel $(AT_ONCE) -run '^TestWhateverFailsAtRandomNothingIsLost$$' $(TEST_FLAGS) ./cmd/pgreshard

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"pgreshard/checkpoints"
+	"pgreshard/forecast"
 	"pgreshard/layout"
 	"pgreshard/pg"
 	"pgreshard/survey"
@@ -28,6 +29,8 @@ type Plan struct {
 	Statements []PlannedStatement `json:"statements,omitempty"`
 	// Surveys are what samples of the sources' rows tell of the sharded tables, the largest first; PlanWith only.
 	Surveys []*survey.Report `json:"surveys,omitempty"`
+	// Forecast is what the move will take, nil where that could not be tried; PlanWith only.
+	Forecast *forecast.Forecast `json:"forecast,omitempty"`
 }
 
 // PlannedNode is one shard of either side.

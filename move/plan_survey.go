@@ -37,6 +37,7 @@ func (m *Move) PlanWith(ctx context.Context, o PlanOptions) (*Plan, error) {
 	if inv == nil {
 		return p.plan, nil
 	}
+	began, unseen := p.watch(ctx)
 	if len(m.Destination.Shards) > 1 {
 		if err := p.checkStatements(ctx, inv); err != nil {
 			return nil, err
@@ -62,6 +63,11 @@ func (m *Move) PlanWith(ctx context.Context, o PlanOptions) (*Plan, error) {
 			continue
 		}
 		p.plan.Surveys = append(p.plan.Surveys, r)
+	}
+	if p.fresh && unseen == nil {
+		if err := p.foretell(ctx, inv, began); err != nil {
+			return nil, err
+		}
 	}
 	return p.plan, nil
 }

@@ -127,15 +127,19 @@ select n.nspname, c.relname, string_agg(a.attname, ', ' order by a.attnum)
  group by 1, 2 order by 1, 2`
 
 func (inv *inventory) planned(t *moved) PlannedTable {
-	out := PlannedTable{Table: t.name.String(), Rule: t.rule.Describe()}
+	out, unknown := PlannedTable{Table: t.name.String(), Rule: t.rule.Describe()}, false
 	for n, catalog := range inv.sources {
 		if !t.follows(n) {
 			continue
 		}
 		for _, leaf := range catalog.Leaves(catalog.Table(t.name)) {
 			out.Bytes += leaf.Bytes
-			out.Rows += max(leaf.Rows, 0)
+			out.Rows += leaf.Rows
+			unknown = unknown || leaf.Rows < 0 && leaf.Bytes > 0
 		}
+	}
+	if unknown || out.Rows < 0 { // a table that is empty has no estimate either
+		out.Rows = -1
 	}
 	return out
 }

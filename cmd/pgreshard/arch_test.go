@@ -18,7 +18,7 @@ import (
 var floors = map[string]int{
 	"pg":     1,
 	"layout": 2, "lookup": 2, "checkpoints": 2,
-	"copier": 3, "replicator": 3, "sink": 3, "sink/jetstream": 3, "verify": 3, "survey": 3, "notice": 3,
+	"copier": 3, "replicator": 3, "sink": 3, "sink/jetstream": 3, "verify": 3, "survey": 3, "forecast": 3, "notice": 3,
 	"move":   4,
 	"status": 5, "cmd/pgreshard": 5,
 }

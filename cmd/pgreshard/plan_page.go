@@ -34,7 +34,7 @@ var planPage = template.Must(template.New("plan").Funcs(template.FuncMap{
 		return s.Largest[0].Share
 	},
 	"rows": rowsWords, "bytes": bytesWords, "read": readWords, "error": errorWords, "strategy": strategyWords, "ratio": ratioWords,
-	"subKeys": subKeysWords, "shards": shardsWords, "names": strategyNames, "sweep": sweepRows, "swept": sweepWords,
+	"foretold": forecastLines, "subKeys": subKeysWords, "shards": shardsWords, "names": strategyNames, "sweep": sweepRows, "swept": sweepWords,
 }).Parse(planPageText))
 
 const planPageText = `<!doctype html>
@@ -68,7 +68,12 @@ code { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
 <p class="verdict">{{with len .Problems}}{{.}} {{if eq . 1}}problem blocks{{else}}problems block{{end}} the move{{else}}nothing blocks the move{{end}}{{with .State}}; it is made already and is {{.}}{{end}}</p>
 {{range .Problems}}<div class="problem">{{with .Table}}<b>{{.}}</b>: {{end}}{{.What}}{{with .Hint}}<br><code>{{.}}</code>{{end}}</div>
 {{end}}{{range $s := .Surveys}}{{range .Warnings}}<div class="warning"><b>{{$s.Table}}</b>: {{.What}}<br>{{.Hint}}{{with .SubKeys}}<br><span class="quiet">{{subKeys .}}</span>{{end}}</div>
-{{end}}{{end}}
+{{end}}{{end}}{{range .Foretold}}<div class="warning">{{.What}}<br>{{.Hint}}</div>
+{{end}}
+{{with .Forecast}}<h2>What it will take</h2>
+<div class="wide"><table><tr><th>what<th>foretold<th>by</tr>
+{{range foretold .}}<tr><td>{{.What}}<td>{{.Value}}<td class="quiet">{{.Basis}}</tr>
+{{end}}</table></div>{{end}}
 {{if .Surveys}}<h2>Where the rows will go</h2>
 <p class="quiet">Blue: the shard's share of the rows, within &plusmn; in 95 of 100 samples. Orange: its share of the tenth of the rows that were written last.</p>
 {{range $s := .Surveys}}<h3>{{.Table}}</h3>

@@ -44,6 +44,9 @@ func (r planReport) WriteText(w io.Writer) error {
 	if err := writeStatements(&b, r.Statements); err != nil {
 		return err
 	}
+	if err := writeForecast(&b, r.Forecast); err != nil {
+		return err
+	}
 	for _, note := range r.Notes {
 		fmt.Fprintf(&b, "note: %s\n", note)
 	}
@@ -54,6 +57,9 @@ func (r planReport) WriteText(w io.Writer) error {
 				fmt.Fprintf(&b, "         %s\n", subKeysWords(w.SubKeys))
 			}
 		}
+	}
+	for _, w := range r.Foretold() {
+		fmt.Fprintf(&b, "warning: %s; hint: %s\n", w.What, w.Hint)
 	}
 	for _, p := range r.Problems {
 		fmt.Fprintf(&b, "problem: %s\n", p)
