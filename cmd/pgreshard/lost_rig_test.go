@@ -240,7 +240,7 @@ func (l *lost) watch(t *testing.T, name string, p *pgtest.Probe, leaves leaves) 
 	for began, end := len(p.Attempts()), time.Now().Add(patience); ; pause(t.Context()) {
 		all := p.Attempts()
 		_, since, _ := pgtest.Refused(all)
-		if last := all[len(all)-1]; leaves <= frozen && len(all) > began && since.IsZero() || leaves > frozen && !since.IsZero() && last.At.Sub(since) > lostFreeze+lostGrace {
+		if len(all) > began && (leaves <= frozen && since.IsZero() || leaves > frozen && !since.IsZero() && all[len(all)-1].At.Sub(since) > lostFreeze+lostGrace) {
 			return
 		}
 		if time.Now().After(end) {
