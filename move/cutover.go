@@ -97,6 +97,7 @@ type cutover struct {
 	deadline  time.Time // by our clock: when the earliest freeze would end by itself
 	frozen    []frozen  // by source
 	sequences [][]Sequence
+	own       [][]Sequence   // of a rollback, by source: what those had themselves before the freeze
 	proof     verify.Request // of everything
 	since     *changes       // what changed since everything was compared; nil before the first check
 	finishing bool           // foreign keys may have been made

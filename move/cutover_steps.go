@@ -53,8 +53,14 @@ func (c *cutover) check(ctx context.Context) error {
 			return err
 		}
 	}
+	c.own = make([][]Sequence, len(c.Destination.Shards))
 	err = c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		set, err := c.planSequences(ctx, n, conn)
+		if c.forward != nil {
+			if err := c.readOwn(ctx, n, conn); err != nil {
+				return err
+			}
+		}
+		set, err := c.planSequences(n)
 		if err != nil || c.forward != nil { // the sources' keep their definitions
 			return err
 		}
@@ -81,9 +87,9 @@ func (c *cutover) readSequences(ctx context.Context, indexed bool) error {
 	})
 }
 
-func (c *cutover) planSequences(ctx context.Context, shard int, conn *pgx.Conn) ([]SequenceSetting, error) {
+func (c *cutover) planSequences(shard int) ([]SequenceSetting, error) {
 	if c.forward != nil {
-		return c.planBack(ctx, conn)
+		return c.planBack(shard)
 	}
 	return PlanSequences(SequencePolicy(c.Sequences), c.sequences, len(c.Source.Shards), shard, len(c.Destination.Shards))
 }
@@ -150,7 +156,7 @@ func (c *cutover) finish(ctx context.Context) error {
 		triggers = slices.DeleteFunc(triggers, func(t Trigger) bool { return t.State != 'O' })
 	}
 	err = c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		set, err := c.planSequences(ctx, n, conn)
+		set, err := c.planSequences(n)
 		if err != nil {
 			return err
 		}

@@ -65,43 +65,20 @@ func (h *held) goOn() error {
 // touch is a write that changes nothing, by a session that is no part of the workload.
 const touch = `update tenants set name = name where id = 1 returning clock_timestamp()`
 
-// attempt is what came of one write.
-type attempt struct {
-	at  time.Time // by the server's clock
-	err error     // as the writer was told
-}
-
 // probe writes to a database as fast as it answers until the returned func is called, which gives every attempt.
-func (r *rig) probe(db *pgtest.DB) (stop func() []attempt) {
-	conn := db.Conn(r.t)
-	ctx, cancel := context.WithCancel(r.t.Context())
-	var all []attempt
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for ctx.Err() == nil {
-			var a attempt
-			if a.err = conn.QueryRow(r.t.Context(), touch).Scan(&a.at); a.err != nil {
-				if err := conn.QueryRow(r.t.Context(), `select clock_timestamp()`).Scan(&a.at); err != nil {
-					r.t.Errorf("probe: %v", err)
-					return
-				}
-			}
-			all = append(all, a)
-		}
-	}()
-	return func() []attempt { cancel(); <-ended; return all }
+func (r *rig) probe(db *pgtest.DB) (stop func() []pgtest.Attempt) {
+	return pgtest.NewProbe(r.t, db, touch, 0).End
 }
 
 // refusals checks that every error is a fence's and gives the texts they came in, each once.
-func refusals(t *testing.T, all []attempt) (texts []string) {
+func refusals(t *testing.T, all []pgtest.Attempt) (texts []string) {
 	t.Helper()
 	for _, a := range all {
 		var refused *pgconn.PgError
 		switch {
-		case a.err == nil:
-		case !errors.As(a.err, &refused) || refused.Code != "25006":
-			t.Errorf("a write ended with %v", a.err)
+		case a.Err == nil:
+		case !errors.As(a.Err, &refused) || refused.Code != "25006":
+			t.Errorf("a write ended with %v", a.Err)
 		case !slices.Contains(texts, refused.Message):
 			texts = append(texts, refused.Message)
 		}
@@ -113,8 +90,8 @@ func TestFromTheFenceOnWritersAreToldWhichLayoutServes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1, 2, pgtest.WorkloadOptions{})
 	m := r.hold(t.Context(), r.move())
-	early := attempt{err: r.shards[1].Conn(t).QueryRow(t.Context(), touch).Scan(new(time.Time))}
-	if got := refusals(t, []attempt{early}); fmt.Sprint(got) != "[pgreshard: write to public.tenants refused: layout 2 was used, but layout 1 serves]" {
+	early := pgtest.Attempt{Err: r.shards[1].Conn(t).QueryRow(t.Context(), touch).Scan(new(time.Time))}
+	if got := refusals(t, []pgtest.Attempt{early}); fmt.Sprint(got) != "[pgreshard: write to public.tenants refused: layout 2 was used, but layout 1 serves]" {
 		t.Errorf("a write to the destination before the switch: %q", got)
 	}
 	stop := r.probe(r.sources[0])
@@ -122,8 +99,8 @@ func TestFromTheFenceOnWritersAreToldWhichLayoutServes(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := stop()
-	first := slices.IndexFunc(all, func(a attempt) bool { return a.err != nil })
-	if first < 1 || slices.ContainsFunc(all[first:], func(a attempt) bool { return a.err == nil }) {
+	first := slices.IndexFunc(all, func(a pgtest.Attempt) bool { return a.Err != nil })
+	if first < 1 || slices.ContainsFunc(all[first:], func(a pgtest.Attempt) bool { return a.Err == nil }) {
 		t.Errorf("of %d writes number %d was refused first, and a later one passed", len(all), first)
 	}
 	want := []string{
@@ -250,16 +227,7 @@ func TestACutoverBeyondMaxFreezeGivesTheSourceBack(t *testing.T) {
 			}
 			t.Logf("%s after %v: %v", undone.Step, took.Round(time.Millisecond), err)
 			refusals(t, all)
-			longest := time.Duration(0)
-			var since time.Time
-			for _, a := range all {
-				switch {
-				case a.err != nil && since.IsZero():
-					since = a.at
-				case a.err == nil && !since.IsZero():
-					longest, since = max(longest, a.at.Sub(since)), time.Time{}
-				}
-			}
+			longest, since, _ := pgtest.Refused(all)
 			if !since.IsZero() || longest == 0 || longest > maxFreeze+time.Second {
 				t.Errorf("the source refused writes for %v by its own clock", longest)
 			}
@@ -476,10 +444,12 @@ func (r *rig) everything(dbs []*pgtest.DB) string {
 	return b.String()
 }
 
+// Writers of whom half take rows by SELECT … FOR UPDATE first, and two that ignore every hint, lose nothing in a cutover.
 func TestTheFreezeAsItsWritersFeelIt(t *testing.T) {
-	r := newRig(t, 1, 4, pgtest.WorkloadOptions{Writers: 16, Rate: 500, Lookups: true, KeyChanges: true, NewTenants: true})
+	r := newRig(t, 1, 4, pgtest.WorkloadOptions{Writers: 16, Rate: 500, Lookups: true, KeyChanges: true, NewTenants: true, Locks: true})
 	// As plan advises: then no row has to be searched for.
 	r.sources[0].Exec(t, `alter table orders replica identity full; alter table documents replica identity full`)
+	rogues := r.beRogue()
 	stop := r.write()
 	m := r.hold(t.Context(), r.move())
 	before := r.load.Stats()
@@ -492,7 +462,7 @@ func TestTheFreezeAsItsWritersFeelIt(t *testing.T) {
 	if err := m.goOn(); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.load.Committed(t.Context(), 500); err != nil {
+	if err := r.load.EachCommitted(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	stop()
@@ -503,4 +473,5 @@ func TestTheFreezeAsItsWritersFeelIt(t *testing.T) {
 		t.Error(err)
 	}
 	r.placed()
+	rogues.check(r.shards)
 }

@@ -244,6 +244,10 @@ func TestAShardFailsOverDuringTheCopy(t *testing.T) {
 	if got.State != move.StateCopying {
 		t.Errorf("the move is %s", got.State)
 	}
+	var refused *move.NotReadyError
+	if _, err := worker.Cutover(t.Context(), move.CutoverOptions{}); !errors.As(err, &refused) || refused.Because[0] != "the move is copying" {
+		t.Errorf("a cutover asked for while copying: %v", err)
+	}
 	all, has := p.db.Query(t, `select count(*) from items`)[0][0], p.after.Query(t, `select count(*) from items`)[0][0]
 	if all == has {
 		t.Fatalf("the standby has all %s rows: the test proves nothing", all)

@@ -1,10 +1,14 @@
 package move
 
 import (
+	"errors"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"pgreshard/pg"
+	"pgreshard/sink"
 )
 
 func TestLagIsMeasuredFromTheLatestPositionThatIsApplied(t *testing.T) {
@@ -46,5 +50,16 @@ func TestALagGrowsWhoeverAsksTheSourceAndNeverShrinksByAnAnswerThatComesLate(t *
 	l.asked(300, start.Add(2*time.Second)) // asked before the other and answered after it
 	if bytes, age, ok := l.at(100, start.Add(2*time.Second)); bytes != 400 || age != 2*time.Second || !ok {
 		t.Errorf("%d bytes, %v, %v", bytes, age, ok)
+	}
+}
+
+func TestACutoverIsRefusedWhileALagIsUnknown(t *testing.T) {
+	t.Parallel()
+	m := New(Config{MaxLag: 1 << 20}, slog.New(slog.DiscardHandler))
+	m.state, m.followers = StateStreaming, []*follower{{move: m, sink: new(sink.Stream)}}
+	_, err := m.Cutover(t.Context(), CutoverOptions{})
+	var refused *NotReadyError
+	if !errors.As(err, &refused) || strings.Join(refused.Because, "; ") != "how far the stream of source 0 is behind is not known yet" {
+		t.Errorf("it is refused because of %v", err)
 	}
 }

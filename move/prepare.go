@@ -104,7 +104,27 @@ func (m *Move) makeSchema(ctx context.Context) error {
 	if err := m.recordShapes(ctx, inv); err != nil {
 		return err
 	}
-	return m.closeDestination(ctx, inv)
+	if err := m.closeDestination(ctx, inv); err != nil {
+		return err
+	}
+	return m.emptyDestination(ctx, inv)
+}
+
+// emptyDestination looks, once nobody else can write there any more and before the first row is copied, whether somebody has.
+func (m *Move) emptyDestination(ctx context.Context, inv *inventory) error {
+	return m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+		for _, t := range inv.tables {
+			var rows bool
+			if err := conn.QueryRow(ctx, "select exists (select from "+t.name.SQL()+")").Scan(&rows); err != nil {
+				return err
+			}
+			if rows {
+				return fmt.Errorf("%s holds rows of somebody who wrote to it before the move closed it: destination shard %d; hint: stop who writes there, empty it there (set session_replication_role = replica; truncate %s), and run the same command again",
+					t.name, n, t.name.SQL())
+			}
+		}
+		return nil
+	})
 }
 
 func (m *Move) restoreTables(ctx context.Context, inv *inventory) error {

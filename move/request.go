@@ -54,31 +54,45 @@ type outcome struct {
 }
 
 // takeTime is how long the worker may take to take up a request; it is busy with one thing at a time.
-const takeTime = 10 * time.Second
+const (
+	takeTime  = 10 * time.Second
+	takeAgain = 50 * time.Millisecond // until it is looked again whether it is still safe
+)
 
 // Cutover asks the worker of this process, which Migrate runs in another goroutine, to cut over now, and waits for what
 // came of it. What keeps a cutover from being made is a NotReadyError; a cutover under way goes on to its end although
 // ctx ends.
 func (m *Move) Cutover(ctx context.Context, o CutoverOptions) (CutoverReport, error) {
-	m.mu.Lock()
-	safe := m.safe()
-	m.mu.Unlock()
-	if !safe.OK {
-		return CutoverReport{}, m.notReady(safe.Because...)
-	}
 	r := request{o, make(chan outcome, 1)}
-	select {
-	case m.requests <- r:
-	case <-time.After(takeTime):
-		return CutoverReport{}, m.notReady("the worker is busy with something else")
-	case <-ctx.Done():
-		return CutoverReport{}, ctx.Err()
+	if err := m.hand(ctx, r); err != nil {
+		return CutoverReport{}, err
 	}
 	select {
 	case done := <-r.answer:
 		return done.report, done.err
 	case <-ctx.Done():
 		return CutoverReport{}, ctx.Err()
+	}
+}
+
+// hand has the worker take up a request. Of two, the second is told of the first as soon as that has begun to freeze.
+func (m *Move) hand(ctx context.Context, r request) error {
+	for patience := time.After(takeTime); ; {
+		m.mu.Lock()
+		safe := m.safe()
+		m.mu.Unlock()
+		if !safe.OK {
+			return m.notReady(safe.Because...)
+		}
+		select {
+		case m.requests <- r:
+			return nil
+		case <-time.After(takeAgain):
+		case <-patience:
+			return m.notReady("the worker is busy with something else")
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 

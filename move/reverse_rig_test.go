@@ -2,6 +2,7 @@ package move_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -62,14 +63,36 @@ func (k *kept) alive() {
 // level waits until the sources have everything that the shards have now.
 func (k *kept) level() {
 	k.t.Helper()
-	for n, db := range k.shards {
-		end := db.Query(k.t, `select pg_logical_emit_message(true, 'pgreshard', 'level')`)[0][0]
-		for _, source := range k.sources {
-			for source.Query(k.t, `select lsn >= $3::pg_lsn from pgreshard.checkpoint where move = $1 and source = $2`,
-				k.config.Name+"/reverse", n, end)[0][0] != "t" {
-				k.alive()
+	k.levels(k.shards, k.sources, k.config.Name+"/reverse", k.alive)
+}
+
+// levels waits until each database of to has, by the streams of a name, everything that those of from have now.
+func (r *rig) levels(from, to []*pgtest.DB, streams string, alive func()) {
+	r.t.Helper()
+	for n, db := range from {
+		end := db.Query(r.t, `select pg_logical_emit_message(true, 'pgreshard', 'level')`)[0][0]
+		for _, into := range to {
+			for into.Query(r.t, `select lsn >= $3::pg_lsn from pgreshard.checkpoint where move = $1 and source = $2`, streams, n, end)[0][0] != "t" {
+				alive()
 			}
 		}
+	}
+}
+
+// soon asks for a switch until it is made.
+func (r *rig) soon(ask func() (move.CutoverReport, error)) move.CutoverReport {
+	r.t.Helper()
+	for {
+		report, err := ask()
+		var behind *move.NotReadyError
+		if err == nil {
+			return report
+		}
+		if !errors.As(err, &behind) {
+			r.t.Fatal(err)
+		}
+		r.t.Log(err)
+		time.Sleep(50 * time.Millisecond)
 	}
 }
 

@@ -7,11 +7,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgreshard/move"
 	"pgreshard/pgtest"
 )
 
+// Forward, write, rollback, write, forward again, complete, under load: both sides, and the application's ledger, are equal at each
+// stage, before the next one is made under load again.
 func TestARollbackLosesNothingAndTheMoveMayBeTriedAgain(t *testing.T) {
 	t.Parallel()
 	for _, c := range [][2]int{{1, 3}, {2, 3}} {
@@ -19,39 +22,49 @@ func TestARollbackLosesNothingAndTheMoveMayBeTriedAgain(t *testing.T) {
 			t.Parallel()
 			r := reverseRig(t, c[0], c[1])
 			stop := r.write()
+			committed := func(n int) {
+				t.Helper()
+				if err := r.load.Committed(t.Context(), n); err != nil {
+					t.Fatal(err)
+				}
+			}
+			equal := func(serving []*pgtest.DB, level func()) {
+				t.Helper()
+				stop()
+				level()
+				r.compare()
+				if err := r.load.Ledger().Check(t.Context(), r.conns(serving)...); err != nil {
+					t.Error(err)
+				}
+				stop = r.write()
+				committed(50)
+			}
+
 			k := r.keep()
-			if err := r.load.Committed(t.Context(), 300); err != nil {
-				t.Fatal(err)
-			}
-			report, err := k.Rollback(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			committed(200)
+			equal(r.shards, k.level)
+			report := r.soon(func() (move.CutoverReport, error) { return k.Rollback(t.Context()) })
 			t.Logf("writes were refused for %.3f s", *report.FreezeSeconds)
 			if err := <-k.done; err != nil {
 				t.Fatal(err)
 			}
-			if err := r.load.Committed(t.Context(), 200); err != nil {
-				t.Fatal(err)
-			}
-			stop()
-			r.serving(1)
-			if err := r.load.Ledger().Check(t.Context(), r.conns(r.sources)...); err != nil {
-				t.Error(err)
-			}
+			committed(200)
 			if got := k.Snapshot().State; got != move.StateRolledBack {
 				t.Errorf("the move is %s", got)
 			}
 
-			stop = r.write()
-			k = r.keep()
-			if err := r.load.Committed(t.Context(), 200); err != nil {
-				t.Fatal(err)
-			}
-			stop()
-			k.level()
-			r.compare()
+			h := r.hold(t.Context(), r.move())
+			r.serving(1)
+			equal(r.sources, func() {
+				r.levels(r.sources, r.shards, r.config.Name, func() { time.Sleep(10 * time.Millisecond) })
+			})
+			r.soon(func() (move.CutoverReport, error) { return h.Cutover(t.Context(), move.CutoverOptions{}) })
+			k = &kept{rig: r, Move: h.Move, done: h.done}
+			k.following()
+			committed(200)
+			equal(r.shards, k.level)
 			r.serving(2)
+			stop()
 			if err := k.CompleteNow(t.Context(), true); err != nil {
 				t.Fatal(err)
 			}
@@ -63,6 +76,44 @@ func TestARollbackLosesNothingAndTheMoveMayBeTriedAgain(t *testing.T) {
 			}
 			r.nothingLeft(false, slices.Concat(r.sources, r.shards)...)
 		})
+	}
+}
+
+// Two people ask for a cutover at once: one has it made, the other is told.
+func TestOfTwoCutoversAtOnceOneIsMadeAndTheOtherIsTold(t *testing.T) {
+	t.Parallel()
+	s := newSmallMove(t, 2, "id", failoverSchema)
+	s.config.Reverse = true
+	h := s.hold(t.Context(), s.move())
+	awaitStatus(t, "safe", h.Snapshot, func(st move.Status) bool { return st.SafeToCutOver.OK })
+	made, told := 0, make(chan error, 2)
+	for range cap(told) {
+		go func() {
+			_, err := h.Cutover(t.Context(), move.CutoverOptions{})
+			told <- err
+		}()
+	}
+	for range cap(told) {
+		err := <-told
+		var late *move.NotReadyError
+		switch {
+		case err == nil:
+			made++
+		case !errors.As(err, &late) || !strings.Contains(err.Error(), "the move is ") || strings.Contains(err.Error(), move.StateStreaming):
+			t.Errorf("the other is told %v", err)
+		}
+	}
+	if made != 1 {
+		t.Errorf("%d of two cutovers were made", made)
+	}
+	k := &kept{rig: s.rig, Move: h.Move, done: h.done}
+	k.following()
+	s.same("items", "id")
+	if err := k.CompleteNow(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-k.done; err != nil {
+		t.Fatal(err)
 	}
 }
 

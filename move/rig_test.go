@@ -33,18 +33,25 @@ type rig struct {
 // newRig makes m source databases, filled, and n empty ones.
 func newRig(t *testing.T, m, n int, options pgtest.WorkloadOptions) *rig {
 	t.Helper()
-	r := &rig{t: t}
-	cluster := pgtest.Shared(t)
+	var sources, shards []*pgtest.DB
 	for range m {
-		db := cluster.Database(t)
-		db.Exec(t, pgtest.WorkloadSchema)
-		if m > 1 { // an old row must tell whose it is
-			db.Exec(t, `alter table orders replica identity full; alter table documents replica identity full`)
-		}
-		r.sources = append(r.sources, db)
+		sources = append(sources, pgtest.Shared(t).Database(t))
 	}
 	for range n {
-		r.shards = append(r.shards, pgtest.SharedDestination(t).Database(t))
+		shards = append(shards, pgtest.SharedDestination(t).Database(t))
+	}
+	return rigOn(t, sources, shards, options)
+}
+
+// rigOn is newRig on empty databases that are there.
+func rigOn(t *testing.T, sources, shards []*pgtest.DB, options pgtest.WorkloadOptions) *rig {
+	t.Helper()
+	r := &rig{t: t, sources: sources, shards: shards}
+	for _, db := range sources {
+		db.Exec(t, pgtest.WorkloadSchema)
+		if len(sources) > 1 { // an old row must tell whose it is
+			db.Exec(t, `alter table orders replica identity full; alter table documents replica identity full`)
+		}
 	}
 	r.config = move.Config{
 		Name: fmt.Sprintf("rig%d", moveNumber.Add(1)), Source: side("app", 1, r.sources), Destination: side("app_sharded", 2, r.shards),

@@ -123,9 +123,10 @@ func (a *Application) Write(t testing.TB) (stop func()) {
 // Compare finds, by plain SQL alone, any row that is not on both sides.
 func (a *Application) Compare(t testing.TB) {
 	t.Helper()
+	sources, shards := Conns(t, a.Sources), Conns(t, a.Shards) // open until the test ends, so once
 	for _, table := range WorkloadTables() {
 		omni := table == "tenants" || table == "countries"
-		if err := SameRows(t.Context(), Conns(t, a.Sources), Conns(t, a.Shards), table, RowsOptions{Omni: omni}); err != nil {
+		if err := SameRows(t.Context(), sources, shards, table, RowsOptions{Omni: omni}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -162,7 +163,7 @@ func (a *Application) Placed(t testing.TB) {
 			}
 			return "(" + strings.Join(ways, " or ") + ")"
 		}
-		parent := is("of_bigint", "coalesce(t.parent_tenant_id, t.id)")
+		parent, conn := is("of_bigint", "coalesce(t.parent_tenant_id, t.id)"), db.Conn(t)
 		for table, wrong := range map[string]string{
 			"orders":      "from orders where not " + is("of_bigint", "tenant_id"),
 			"documents":   "from documents d left join tenants t on t.id = d.tenant_id where t.id is null or not " + parent,
@@ -171,7 +172,7 @@ func (a *Application) Placed(t testing.TB) {
 			"order_items": "from order_items i left join orders o on o.id = i.order_id where o.id is null",
 		} {
 			var got int
-			err := pgx.BeginFunc(t.Context(), db.Conn(t), func(tx pgx.Tx) error {
+			err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
 				if _, err := tx.Exec(t.Context(), hashed); err != nil {
 					return err
 				}

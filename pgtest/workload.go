@@ -136,9 +136,23 @@ func (w *Workload) Stats() Stats {
 func (w *Workload) ResetGaps() {
 	for _, writer := range w.writers {
 		writer.stats.mu.Lock()
-		writer.stats.LongestGap = 0
+		writer.stats.LongestGap, writer.stats.again = 0, false
 		writer.stats.mu.Unlock()
 	}
+}
+
+// EachCommitted waits until every writer has committed since ResetGaps, so that no gap goes on that Stats does not know.
+func (w *Workload) EachCommitted(ctx context.Context) error {
+	for _, writer := range w.writers {
+		for !writer.stats.committedAgain() {
+			select {
+			case <-time.After(2 * time.Millisecond):
+			case <-ctx.Done():
+				return fmt.Errorf("writer %d does not commit: %w", writer.number, ctx.Err())
+			}
+		}
+	}
+	return nil
 }
 
 // Committed waits until n more commits were acknowledged, a way for a test to know that writers are at work.
@@ -158,6 +172,13 @@ type writerStats struct {
 	mu sync.Mutex
 	Stats
 	lastCommit time.Time
+	again      bool // there was one since ResetGaps
+}
+
+func (s *writerStats) committedAgain() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.again
 }
 
 func (s *writerStats) copy() Stats {
@@ -181,6 +202,6 @@ func (s *writerStats) commit() {
 	if gap := now.Sub(s.lastCommit); !s.lastCommit.IsZero() && gap > s.LongestGap {
 		s.LongestGap, s.LongestGapAt = gap, now
 	}
-	s.lastCommit = now
+	s.lastCommit, s.again = now, true
 	s.Commits++
 }

@@ -179,7 +179,7 @@ func (r *rig) rehearses(worker *process) {
 		r.t.Errorf("a dry run left state %s, freeze %s: %+v", state, at, dry)
 	}
 	code, out, said := r.run("cutover", "--dry-run")
-	for _, want := range []string{"source shard 0 at ", "every table of public.", "until 5s from then", "the shards are at ", "destination shard 2 at ", "nothing was changed; layout 1 serves\n"} {
+	for _, want := range []string{"source shard 0 at ", "every table of public.", "until 5s from then", " sessions of applications are open, ", "the shards are at ", "destination shard 2 at ", "nothing was changed; layout 1 serves\n"} {
 		if code != exitDone || !strings.Contains(out, want) {
 			r.t.Errorf("cutover --dry-run does not say %q: %d\n%s%s", want, code, out, said)
 		}

@@ -4,9 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -34,19 +31,15 @@ func TestWhatARollbackSaysWhereNoWorkerRuns(t *testing.T) {
 // following waits until the worker says that a rollback would lose nothing.
 func (r *rig) following(p *process) {
 	r.t.Helper()
-	var s struct {
-		Reverse *struct {
-			Rollback struct {
-				OK bool `json:"ok"`
-			} `json:"rollback"`
-		} `json:"reverse"`
-	}
-	for s.Reverse == nil || !s.Reverse.Rollback.OK {
-		select {
-		case <-p.ended:
-			r.t.Fatalf("the worker ended with %d and follows nothing:\n%s", p.code, p.both.String())
-		default:
-			pause(r.t.Context())
+	r.until(p, func(s move.Status) bool { return s.Reverse != nil && s.Reverse.Rollback.OK })
+}
+
+// until asks a worker for its status again and again.
+func (r *rig) until(p *process, ok func(move.Status) bool) {
+	r.t.Helper()
+	for s := (move.Status{}); !ok(s); pause(r.t.Context()) {
+		if p.over() {
+			r.t.Fatalf("the worker ended with %d; its last status was %+v:\n%s", p.code, s, p.both.String())
 		}
 		request, err := http.NewRequestWithContext(r.t.Context(), http.MethodGet, "http://"+r.listen+"/status", nil)
 		if err != nil {
@@ -57,96 +50,13 @@ func (r *rig) following(p *process) {
 		if err != nil { // it does not listen yet
 			continue
 		}
+		s = move.Status{}
 		err = json.NewDecoder(reply.Body).Decode(&s)
 		_ = reply.Body.Close()
 		if err != nil {
 			r.t.Fatal(err)
 		}
 	}
-}
-
-// Kills within a rollback, as kills has them of a move: before the switch back the new layout serves, from there on the old.
-var rollbackKills = []struct {
-	state  string
-	source bool // the gate is on the source
-	point  string
-	serves int
-}{
-	{"switched", false, "state rolling_back", 2},
-	{"rolling_back", false, "freeze after", 2},
-	{"rolling_back", false, "finish after", 2},
-	{"rolling_back", false, "seal after", 2},
-	{"rolling_back", false, "switch before", 2},
-	{"rolling_back", false, "open before", 1},
-	{"rolled_back", true, "serving", 1},
-}
-
-func TestAWorkerKilledInARollbackEndsInOneServingLayout(t *testing.T) {
-	t.Parallel()
-	hooks := filepath.Join(t.TempDir(), "hooks")
-	r := newRig(t, 2, pgtest.WorkloadOptions{Writers: 8, Rate: 200, Lookups: true, KeyChanges: true, NewTenants: true},
-		"[copy]\nworkers = 2\n"+loggingHooks(hooks)+accountsRule)
-	total := r.watchTotals(t)
-	home := newGates(t, r.shards[0])
-	stop := r.write()
-	p := r.start("migrate", "--yes")
-	r.following(p)
-	source := newGates(t, r.sources[0]) // only now, or the schema's copy would have them
-	for _, k := range rollbackKills {
-		g := home
-		if k.source {
-			g = source
-		}
-		g.shut(t, k.point)
-		if got := r.state(); got == "switched" {
-			r.start("rollback") // ends when the worker does
-		}
-		g.await(t, p, k.point)
-		if got := r.state(); got != k.state {
-			t.Fatalf("at %q the move is %s, want %s\n%s", k.point, got, k.state, p.both.String())
-		}
-		if k.state == "rolled_back" {
-			total.follows(t, 1)
-		}
-		p.kill()
-		g.open(t, k.point)
-		p = r.start("migrate", "--yes")
-		if k.serves == 1 {
-			continue
-		}
-		r.following(p)
-		r.layoutServes(2)
-		if err := r.load.Committed(t.Context(), 20); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if code, said := p.wait(t); code != exitDone {
-		t.Fatalf("the last run ended with %d:\n%s", code, said)
-	}
-	if got := r.state(); got != "rolled_back" {
-		t.Errorf("the move is %s", got)
-	}
-	r.layoutServes(1)
-	if err := r.load.Committed(t.Context(), 100); err != nil {
-		t.Fatal(err)
-	}
-	stop()
-	total.check(t, 1, 2, 1)
-	t.Logf("%+v", r.load.Stats())
-	if err := r.load.Ledger().Check(t.Context(), r.conns(r.sources)...); err != nil {
-		t.Error(err)
-	}
-	if ran, err := os.ReadFile(hooks); err != nil || !regexp.MustCompile(`^before_freeze\nafter_switch\n(before_freeze\nafter_undo\n){5}before_freeze\nafter_switch\n$`).Match(ran) {
-		t.Errorf("hooks ran as %q, %v", ran, err)
-	}
-	if code, out, said := r.run("status"); code != exitDone || !strings.Contains(out, "rolled_back: layout 1 serves again") {
-		t.Errorf("status: %d\n%s", code, said)
-	}
-	if code, _, said := r.run("cancel", "--drop-data"); code != exitDone {
-		t.Errorf("cancel: %d\n%s", code, said)
-	}
-	untouched(t, r.sources...)
-	untouched(t, r.shards...)
 }
 
 // layoutServes fails unless every node says that a layout serves.

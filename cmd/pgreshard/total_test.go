@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -42,8 +43,15 @@ type totals struct {
 func (r *rig) watchTotals(t *testing.T) *totals {
 	t.Helper()
 	for _, db := range r.sources {
-		db.Exec(t, fmt.Sprintf(`create table accounts (id bigint primary key, tenant_id bigint not null, amount bigint not null);
-			insert into accounts select g, 1 + g %% 10, 100 from generate_series(1, %d) g`, accounts))
+		db.Exec(t, `create table accounts (id bigint, tenant_id bigint, amount bigint not null, primary key (id, tenant_id))`)
+	}
+	places := pgtest.NewPlaces(t)
+	for tenant := range 10 {
+		source, err := places.Of(t.Context(), "bigint", strconv.Itoa(tenant), len(r.sources))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.sources[source].Exec(t, fmt.Sprintf(`insert into accounts select g, g %% 10, 100 from generate_series(1, %d) g where g %% 10 = %d`, accounts, tenant))
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	c := &totals{r: r, stop: stop}
