@@ -83,6 +83,9 @@ func (m *Move) conduct(ctx context.Context, inv *inventory, e *evolution, follow
 	if err := m.level(ctx, followers); err != nil {
 		return err
 	}
+	if err := m.takeUpAccount(ctx, inv); err != nil {
+		return err
+	}
 	return (&cutover{Move: m, inv: inv, evolution: e, followers: followers}).await(ctx, o)
 }
 
@@ -98,7 +101,7 @@ type cutover struct {
 	frozen    []frozen  // by source
 	sequences [][]Sequence
 	proof     verify.Request // of everything
-	since     *changes       // what changed since everything was compared; nil before the first check
+	proven    *comparison    // of the check, which the freeze brings to its end
 	finishing bool           // foreign keys may have been made
 	rehearsal bool           // all but the switch
 	asked     bool           // by somebody who waits for the answer
