@@ -71,6 +71,7 @@ func (m *Move) cancel(ctx context.Context, w *work, o CancelOptions) error {
 	clearOne := nodeNamed(func(ctx context.Context, n node, conn *pgx.Conn) error { return m.clearShard(ctx, n, conn, dropData) })
 	err = errors.Join(
 		m.dropReverse(ctx, w.present(false)...),
+		m.dropAccount(ctx, w.nodes...),
 		m.each(ctx, w.present(true), nodeNamed(m.releaseSource)),
 		m.each(ctx, slices.DeleteFunc(w.present(false), home), clearOne),
 		w.left("what the move made there is left"))

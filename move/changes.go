@@ -1,6 +1,7 @@
 package move
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,7 +17,8 @@ import (
 type changes struct {
 	move  *Move
 	inv   *inventory
-	keys  map[pg.Name][]string // of the tables that can be followed: their key's columns
+	of    string               // of what it is an account: tables, their keys and lookups
+	keys  map[pg.Name][]string // of the tables that can be followed: their key's columns; none: only that it changed can be told
 	never map[pg.Name]string   // why a table is compared whole, whatever changes in it
 	end   func()               // ends the streams and waits for them
 
@@ -26,12 +28,15 @@ type changes struct {
 	roots   map[node]map[uint32]pg.Name // by the OIDs of a root's parts on a node
 	passed  map[node]pg.LSN             // up to where a log was read
 	lost    error                       // a log could not be read on: anything may have changed
+	stale   bool                        // what a log shows is not what it showed when the account was begun
+	covered map[node]pg.LSN             // where the slots last (account.go): up to where comparisons have covered the logs; else nil
 }
 
 // touched is what changed of a table.
 type touched struct {
 	keys  verify.Keys
-	whole string // why every row may have changed; empty: only rows with keys have
+	whole string // why every row is compared; empty: only those with keys are
+	lost  bool   // every row may have changed, and keys do not tell which
 }
 
 // notCompared is why everything of a table is to be compared at first.
@@ -45,7 +50,7 @@ func newChanges(m *Move, inv *inventory, tables []verify.Table) *changes {
 	c := &changes{move: m, inv: inv, keys: map[pg.Name][]string{}, never: map[pg.Name]string{}, touched: map[pg.Name]*touched{},
 		shapes: map[node]map[pg.Name]treeShape{}, roots: map[node]map[uint32]pg.Name{}, passed: map[node]pg.LSN{}, end: func() {}}
 	for i, t := range inv.tables {
-		if why := noKey(tables[i]); why != "" {
+		if why := noKey(tables[i]); why != "" && why != keyless {
 			c.never[t.name] = why
 			continue
 		}
@@ -55,8 +60,12 @@ func newChanges(m *Move, inv *inventory, tables []verify.Table) *changes {
 		c.keys[t.name] = tables[i].Key
 		c.touched[t.name] = &touched{whole: notCompared}
 	}
+	c.of = accountOf(inv, c)
 	return c
 }
+
+// keyless is why a table is compared whole as soon as one of its rows changes.
+const keyless = "it has no key"
 
 // noKey is why it cannot be told by keys which rows of a table changed; empty: it can.
 func noKey(vt verify.Table) string {
@@ -66,7 +75,7 @@ func noKey(vt verify.Table) string {
 	}
 	switch {
 	case len(vt.Key) == 0:
-		return "it has no key"
+		return keyless
 	case !slices.Equal(own, vt.Key):
 		return "its key on the source is another than on the shards"
 	}
@@ -126,7 +135,11 @@ func (c *changes) take(n node, b *pg.Block) {
 func (c *changes) row(n node, change *pg.Change) {
 	name, ok := c.roots[n][change.Relation.OID]
 	t := c.touched[name]
-	if !ok || t == nil || t.whole != "" {
+	if !ok || t == nil || t.lost {
+		return
+	}
+	if len(c.keys[name]) == 0 {
+		c.whole(name, keyless)
 		return
 	}
 	was := t.keys.Bytes()
@@ -171,8 +184,15 @@ func keyOf(columns []string, change *pg.Change, row pg.Row, old bool) (key []pg.
 
 // whole forgets the keys of a table: every row of it may have changed. mu is held, or nobody else is there yet.
 func (c *changes) whole(name pg.Name, why string) {
-	if t := c.touched[name]; t != nil && t.whole == "" {
-		*t = touched{whole: why}
+	if t := c.touched[name]; t != nil && !t.lost {
+		*t = touched{whole: cmp.Or(t.whole, why), lost: true}
+	}
+}
+
+// again has every row of a table compared, and goes on with knowing which have changed: others' lookups may read it. mu is held.
+func (c *changes) again(name pg.Name, why string) {
+	if t := c.touched[name]; t != nil {
+		t.whole = cmp.Or(t.whole, why)
 	}
 }
 
@@ -206,30 +226,74 @@ func (c *changes) lostBy() error {
 	return c.lost
 }
 
-// takeAll takes what has changed and goes on with nothing.
-func (c *changes) takeAll() map[pg.Name]*touched {
+// takeAll takes what has changed, and goes on with nothing; at is up to where each log was read.
+func (c *changes) takeAll() (was map[pg.Name]*touched, at map[node]pg.LSN) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	was := c.touched
+	was = c.touched
 	c.touched = map[pg.Name]*touched{}
 	for name := range was {
 		c.touched[name] = &touched{}
 	}
-	return was
+	return was, maps.Clone(c.passed)
 }
 
-// putBack adds again what was taken and was not compared.
-func (c *changes) putBack(was map[pg.Name]*touched) {
+// putBack adds again what was taken of a table and was not found equal. Which rows its lookup places anew is known of what was taken
+// of all tables together, so of a table with a lookup everything is to be compared again.
+func (c *changes) putBack(name pg.Name, was *touched, why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for name, t := range was {
-		if t.whole != "" {
-			c.whole(name, t.whole)
-		} else if now := c.touched[name]; now != nil && now.whole == "" {
-			now.keys.Merge(t.keys)
-		}
+	if c.touched[name] == nil || was == nil {
+		return
+	}
+	c.touched[name].add(was)
+	if len(c.keys[name]) > 0 && c.inv.byName[name].rule.Lookup != "" {
+		c.again(name, why)
 	}
 	c.bound()
+}
+
+// add adds what changed at another time.
+func (t *touched) add(o *touched) {
+	t.whole, t.lost = cmp.Or(t.whole, o.whole), t.lost || o.lost
+	if t.lost {
+		t.keys = verify.Keys{}
+		return
+	}
+	t.keys.Merge(o.keys)
+}
+
+// with adds to what was taken what has changed since, which stays for the next time.
+func (c *changes) with(taken map[pg.Name]*touched) map[pg.Name]*touched {
+	all := c.now()
+	for name, t := range taken {
+		if all[name] == nil {
+			all[name] = &touched{}
+		}
+		all[name].add(t)
+	}
+	return all
+}
+
+// doubt has everything of a table compared the next time: it was found to differ.
+func (c *changes) doubt(name pg.Name) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.again(name, "it differed when it was last compared")
+}
+
+// anew has every row of every table compared.
+func (c *changes) anew() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name := range c.touched {
+		c.again(name, notCompared)
+	}
+}
+
+// onlyWhole says that a table cannot be compared by what changed in it, so that only a freeze makes sure of it.
+func (c *changes) onlyWhole(name pg.Name, t *touched) bool {
+	return c.never[name] != "" || len(c.keys[name]) == 0 && t != nil && t.whole == keyless
 }
 
 // now is what has changed, which goes on changing.
@@ -238,8 +302,8 @@ func (c *changes) now() map[pg.Name]*touched {
 	defer c.mu.Unlock()
 	all := map[pg.Name]*touched{}
 	for name, t := range c.touched {
-		all[name] = &touched{whole: t.whole}
-		all[name].keys.Merge(t.keys)
+		all[name] = &touched{}
+		all[name].add(t)
 	}
 	return all
 }
@@ -248,9 +312,9 @@ func (c *changes) now() map[pg.Name]*touched {
 func (c *changes) many() (keys int, whole bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for t := range maps.Values(c.touched) {
+	for name, t := range c.touched {
 		keys += t.keys.Len()
-		whole = whole || t.whole != ""
+		whole = whole || t.whole != "" && !c.onlyWhole(name, t)
 	}
 	return keys, whole
 }

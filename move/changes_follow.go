@@ -14,7 +14,7 @@ import (
 	"pgreshard/verify"
 )
 
-// changesName is the name of the temporary slot by which a node's changes are read and, on the destination, of the publication.
+// changesName is the name of the slot by which a node's changes are read and, on the destination, of the publication.
 func (m *Move) changesName(n node) string {
 	side := "d"
 	if n.source {
@@ -34,19 +34,63 @@ func (m *Move) changesPublication(n node) string {
 	return m.changesName(n)
 }
 
-// followChanges begins to read what changes on every node. Where it fails, nothing runs.
+// followChanges begins to read what changes on every node: where a worker that was killed had begun, if that can be. Where it fails,
+// nothing runs.
 func (m *Move) followChanges(ctx context.Context, inv *inventory, tables []verify.Table) (c *changes, err error) {
 	c = newChanges(m, inv, tables)
 	if len(c.keys) == 0 {
 		return c, nil
 	}
+	var kept *keptAccount
+	if m.forward == nil {
+		if err := m.detail(ctx, accountKey, &kept); err != nil {
+			return c, err
+		}
+	}
+	if kept != nil {
+		err := m.readOn(ctx, c, kept)
+		if err == nil {
+			return c, nil
+		}
+		m.log.Info("what was compared before is compared again", "reason", err.Error())
+		c.end()
+		c = newChanges(m, inv, tables)
+	}
+	if err := m.dropAccount(ctx, m.allNodes()...); err != nil {
+		return c, err
+	}
+	if m.forward == nil { // recorded before it is made
+		if err := m.setDetail(ctx, accountKey, keptAccount{Of: c.of}); err != nil {
+			return c, err
+		}
+	}
 	if err := m.publishChanges(ctx, c); err != nil {
 		return c, err
 	}
-	running, stop := context.WithCancel(ctx)
+	err = m.read(ctx, c, func(int) replicator.Config {
+		return replicator.Config{Temporary: slotPatience, Lasting: m.forward == nil}
+	})
+	if err == nil && m.forward == nil { // of what was compared before nothing is known any more
+		err = m.keepProving(ctx, func(p *proving) { clear(p.Tables) })
+		if err == nil {
+			err = c.remembered(ctx, c.covered)
+		}
+	}
+	if err != nil {
+		c.end()
+	}
+	return c, err
+}
+
+// read begins a stream on every node, as from says of each. Until c.end is called they run, whatever becomes of ctx.
+func (m *Move) read(ctx context.Context, c *changes, from func(i int) replicator.Config) (err error) {
+	outlives := context.WithoutCancel(ctx)
+	running, stop := context.WithCancel(outlives)
+	tending, rest := context.WithCancel(outlives)
 	var all sync.WaitGroup
 	c.end = func() {
 		stop()
+		rest()
 		all.Wait()
 	}
 	defer func() {
@@ -58,8 +102,10 @@ func (m *Move) followChanges(ctx context.Context, inv *inventory, tables []verif
 	streams := make([]*replicator.Stream, len(nodes))
 	err = atOnce(ctx, len(nodes), func(ctx context.Context, i int) error {
 		began, ended := make(chan struct{}), make(chan error, 1)
-		streams[i] = replicator.New(replicator.Config{Shard: m.shardOf(nodes[i]), Slot: m.changesName(nodes[i]), Publication: m.changesPublication(nodes[i]),
-			Temporary: slotPatience, QueueBytes: changesQueue, Began: func(context.Context, int32) error { close(began); return nil }})
+		config := from(i)
+		config.Shard, config.Slot, config.Publication = m.shardOf(nodes[i]), m.changesName(nodes[i]), m.changesPublication(nodes[i])
+		config.QueueBytes, config.Began = changesQueue, func(context.Context, int32) error { close(began); return nil }
+		streams[i] = replicator.New(config)
 		all.Go(func() {
 			err := streams[i].Run(running)
 			ended <- err
@@ -72,6 +118,8 @@ func (m *Move) followChanges(ctx context.Context, inv *inventory, tables []verif
 			return nil
 		case err := <-ended:
 			return err
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	})
 	if err == nil {
@@ -81,40 +129,48 @@ func (m *Move) followChanges(ctx context.Context, inv *inventory, tables []verif
 		err = c.remember(ctx)
 	}
 	if err != nil {
-		return c, err
+		return err
+	}
+	if m.forward == nil {
+		c.covered = map[node]pg.LSN{}
+		for i, n := range nodes {
+			c.covered[n] = max(from(i).Start, streams[i].Stats().Confirmed)
+		}
 	}
 	for i, n := range nodes {
 		all.Go(func() {
 			for b := range streams[i].Blocks() {
 				c.take(n, b)
 				streams[i].Release(b)
-				streams[i].Confirm(c.passedBy(n))
+				streams[i].Confirm(c.done(n))
 			}
 		})
-		all.Go(func() { c.keepBudget(running, n, stop) })
 	}
-	return c, nil
+	all.Go(func() { c.tend(tending, stop) })
+	return nil
+}
+
+// done is up to where the log of a node is not needed any more.
+func (c *changes) done(n node) pg.LSN {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.covered != nil {
+		return c.covered[n]
+	}
+	return c.passed[n]
 }
 
 // changesQueue bounds what is received of one node and not yet looked at.
 const changesQueue = 4 << 20
 
-// publishChanges makes the shards' publications, recorded first as what is made for the way back is. On tables without
-// replica identity one would refuse updates.
+// publishChanges makes the shards' publications. On tables without replica identity one would refuse updates.
 func (m *Move) publishChanges(ctx context.Context, c *changes) error {
 	if m.forward != nil {
 		return nil
 	}
-	if err := m.wayBack().setDetail(ctx, madeKey, true); err != nil {
-		return err
-	}
 	bounded, cancel := context.WithTimeout(ctx, slotPatience)
 	defer cancel()
 	return m.dests(bounded, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		name := m.changesName(node{number: n})
-		if err := m.dropPublication(ctx, n, conn, name); err != nil {
-			return err
-		}
 		catalog, err := pg.ReadCatalog(ctx, conn)
 		if err != nil {
 			return err
@@ -130,25 +186,8 @@ func (m *Move) publishChanges(ctx context.Context, c *changes) error {
 		if len(leaves) == 0 {
 			return nil
 		}
-		return replicator.CreatePublication(ctx, conn, name, leaves)
+		return replicator.CreatePublication(ctx, conn, m.changesName(node{number: n}), leaves)
 	})
-}
-
-// stop ends what followChanges began and takes the shards' publications away; what cannot be reached now is taken away with
-// what was made for the way back.
-func (c *changes) stop(ctx context.Context) {
-	c.end()
-	if c.move.forward != nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), slotPatience)
-	defer cancel()
-	err := c.move.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
-		return c.move.dropPublication(ctx, n, conn, c.move.changesName(node{number: n}))
-	})
-	if err != nil {
-		c.move.log.Debug("a publication is left for later", "error", err.Error())
-	}
 }
 
 // reads runs fn on a session of a node that only reads.
@@ -216,29 +255,4 @@ func (c *changes) passedBy(n node) pg.LSN {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.passed[n]
-}
-
-const selectKept = `select pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint,
-		(select nullif(setting::bigint, -1) << 20 from pg_settings where name = 'max_slot_wal_keep_size')
-	from pg_replication_slots where slot_name = $1 and restart_lsn is not null`
-
-// keepBudget gives the streams up where a slot keeps more log than it may, as it would for a transaction that stays open.
-func (c *changes) keepBudget(ctx context.Context, n node, stop context.CancelFunc) {
-	var disk int64
-	for first := true; sleep(ctx, lookEvery) == nil; first = false {
-		var kept, budget int64
-		err := c.move.reads(ctx, n, func(conn *pgx.Conn) error {
-			if first {
-				disk = seenDisk(ctx, conn)
-			}
-			var limit *int64
-			err := conn.QueryRow(ctx, selectKept, c.move.changesName(n)).Scan(&kept, &limit)
-			budget = c.move.budgetFor(limit, disk)
-			return err
-		})
-		if err == nil && kept > budget {
-			c.lose(fmt.Errorf("the slot that reads what changes on %s keeps %s of log, more than the %s it may ([stream] wal_budget)", n, sizeText(kept), sizeText(budget)))
-			stop()
-		}
-	}
 }

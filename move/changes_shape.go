@@ -80,7 +80,11 @@ func (c *changes) remember(ctx context.Context) error {
 			if shapes[name].published {
 				continue
 			}
-			if c.never[name] == "" {
+			switch {
+			case c.never[name] != "":
+			case len(c.keys[name]) == 0:
+				c.never[name] = keyless
+			default:
 				c.never[name] = "the log of " + nodes[i].String() + " does not show all that changes in it"
 			}
 			if !nodes[i].source { // lookups are asked of the shards
@@ -91,21 +95,24 @@ func (c *changes) remember(ctx context.Context) error {
 	})
 }
 
-// lookAgain finds what was changed of the tables without a row in any log.
+// lookAgain finds what was changed of the tables without a row in any log, and goes on with what they look like now.
 func (c *changes) lookAgain(ctx context.Context) error {
 	nodes := c.move.allNodes()
 	return atOnce(ctx, len(nodes), func(ctx context.Context, i int) error {
-		shapes, _, err := c.readShapes(ctx, nodes[i])
+		shapes, roots, err := c.readShapes(ctx, nodes[i])
 		if err != nil {
 			return err
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for name := range c.keys {
-			if shapes[name] != c.shapes[nodes[i]][name] {
+			was, is := c.shapes[nodes[i]][name], shapes[name]
+			if was != is {
 				c.whole(name, "it was changed or rewritten on "+nodes[i].String())
 			}
+			c.stale = c.stale || was.published != is.published
 		}
+		c.shapes[nodes[i]], c.roots[nodes[i]] = shapes, roots
 		return nil
 	})
 }

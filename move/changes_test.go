@@ -141,7 +141,6 @@ func TestTheFreezeFindsWhatWasChangedSinceTheComparison(t *testing.T) {
 		t.Errorf("a row that differed before: %v", err)
 	}
 	m.BeforeStep(nil)
-	r.noSlots("seen")
 	behindItsBack(t, orders, `update orders set status = 'of no writer' where id = $1`, id)
 	if report, err := m.VerifyNow(t.Context()); err != nil || !report.Clean() {
 		t.Fatalf("mended: %+v, %v", report, err)
@@ -262,7 +261,7 @@ func TestTheFreezeComparesEverythingWhereItMust(t *testing.T) {
 	made := ""
 	m.beforeFreeze(func() {
 		for _, db := range append(slices.Clone(r.shards), r.sources...) {
-			made += db.Query(t, `select count(*) from pg_replication_slots where database = current_database() and temporary and strpos(slot_name, '_seen_') > 0`)[0][0]
+			made += db.Query(t, `select count(*) from pg_replication_slots where database = current_database() and not temporary and strpos(slot_name, '_seen_') > 0`)[0][0]
 		}
 		harm()
 	})
@@ -270,13 +269,13 @@ func TestTheFreezeComparesEverythingWhereItMust(t *testing.T) {
 	if made != "111" {
 		t.Errorf("slots by node: %s", made)
 	}
-	r.noSlots("seen")
 
 	m.beforeFreeze(func() { // as a server would that goes away and comes back
 		notes.Exec(t, `select pg_terminate_backend(active_pid) from pg_replication_slots where database = current_database() and strpos(slot_name, '_seen_') > 0`)
 		harm()
 	})
 	finds("public.notes: what changed is not known: ")
+	m.EndAccount(t.Context())
 	r.noSlots("seen")
 
 	theirs := "pgreshard_" + r.config.Name + "_seen_d1"

@@ -83,6 +83,9 @@ func (m *Move) conduct(ctx context.Context, inv *inventory, e *evolution, follow
 	if err := m.level(ctx, followers); err != nil {
 		return err
 	}
+	if err := m.takeUpAccount(ctx, inv); err != nil {
+		return err
+	}
 	return (&cutover{Move: m, inv: inv, evolution: e, followers: followers}).await(ctx, o)
 }
 
@@ -99,7 +102,7 @@ type cutover struct {
 	sequences [][]Sequence
 	own       [][]Sequence   // of a rollback, by source: what those had themselves before the freeze
 	proof     verify.Request // of everything
-	since     *changes       // what changed since everything was compared; nil before the first check
+	proven    *comparison    // of the check, which the freeze brings to its end
 	finishing bool           // foreign keys may have been made
 	rehearsal bool           // all but the switch
 	asked     bool           // by somebody who waits for the answer

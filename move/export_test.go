@@ -33,3 +33,10 @@ func (m *Move) EndSpares() (pids []int32) {
 	m.spares.close()
 	return pids
 }
+
+// EndAccount forgets what changed, as a switch does.
+func (m *Move) EndAccount(ctx context.Context) {
+	m.verifying.Lock()
+	defer m.verifying.Unlock()
+	m.endAccount(ctx)
+}

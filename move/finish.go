@@ -141,7 +141,7 @@ func (m *Move) copyRecord(ctx context.Context) error {
 // cleanUp drops slots, publications, marks, checkpoints and the destination's fence. Two things stay: the layout
 // record, and the fence on the retired sources, so that a forgotten writer is refused and not lost.
 func (m *Move) cleanUp(ctx context.Context) error {
-	err := m.forgetReverse(ctx)
+	err := errors.Join(m.forgetReverse(ctx), m.dropAccount(ctx, m.allNodes()...))
 	err = errors.Join(err, m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		return errors.Join(m.dropSlotAndPublication(ctx, n, conn), m.restoreIdentities(ctx, n, conn))
 	}))

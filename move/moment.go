@@ -30,6 +30,16 @@ func (mo *moment) close() {
 	}
 }
 
+// positions are those of the sources, in words.
+func (mo *moment) positions() (at []string) {
+	for _, lsn := range mo.at {
+		at = append(at, lsn.String())
+	}
+	return at
+}
+
+var errNotFollowed = &NotReadyError{Because: []string{"the move does not follow its sources now"}}
+
 const (
 	stillMost      = 10 * time.Second // for which the streams may stand still
 	momentAttempts = 5
@@ -65,7 +75,7 @@ func (m *Move) tryMoment(ctx context.Context, meanwhile func(context.Context, *m
 	followers := m.followers
 	m.mu.Unlock()
 	if len(followers) == 0 {
-		return nil, &NotReadyError{Because: []string{"the move does not follow its sources now"}}
+		return nil, errNotFollowed
 	}
 	mo = &moment{at: make([]pg.LSN, len(m.Source.Shards)), sources: make([]*copier.Snapshot, len(m.Source.Shards)), shards: make([]*copier.Snapshot, len(m.Destination.Shards))}
 	defer func() {

@@ -42,7 +42,8 @@ type Move struct {
 	beforeStep func(step string)   // nil, but in tests: runs before each step of a cutover
 
 	still     sync.Mutex // who holds the streams still, or the sources frozen
-	verifying sync.Mutex
+	verifying sync.Mutex // who compares, or cuts over
+	since     *changes   // what changed since then; nil before the first comparison. verifying guards it
 
 	mu        sync.Mutex // guards what follows, for Snapshot
 	state     string
@@ -52,14 +53,17 @@ type Move struct {
 	followers []*follower
 	verified  VerifyStatus
 	compared  map[string]int64 // rows of each table when it was last compared whole
-	cutover   CutoverStatus
-	hooks     []HookStatus // the last run of each
-	reverse   *Move        // the way back, once there is one
-	settled   bool         // what follows the switch is done
-	lost      string       // why there is no way back any more, empty while there is
-	steps     []StepReport // of the last cutover
-	health    health
-	rates     rates
+	proving   *proving         // how far the last comparison of everything has come
+	// stopComparing ends the comparison that somebody has asked for.
+	stopComparing context.CancelFunc
+	cutover       CutoverStatus
+	hooks         []HookStatus // the last run of each
+	reverse       *Move        // the way back, once there is one
+	settled       bool         // what follows the switch is done
+	lost          string       // why there is no way back any more, empty while there is
+	steps         []StepReport // of the last cutover
+	health        health
+	rates         rates
 }
 
 // New makes a Move; nothing is connected or changed before a verb runs.
@@ -127,6 +131,7 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 			err = m.giveUp(ctx, over)
 		}
 		m.recordFailure(ctx, err)
+		m.leaveAccount(ctx)
 		stop(nil)
 		<-watching
 		return err

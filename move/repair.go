@@ -46,19 +46,19 @@ func (m *Move) Repair(ctx context.Context) (*RepairReport, error) {
 	m.verifying.Lock()
 	defer m.verifying.Unlock()
 	r := &RepairReport{Mended: []Mended{}}
-	var request verify.Request
+	var tables []verify.Table
 	var err error
-	if r.Before, request, err = m.verifyNow(ctx, repairMost+1); err != nil {
+	if r.Before, tables, err = m.verifyNow(ctx, repairMost+1); err != nil {
 		return nil, err
 	}
 	r.After = r.Before
 	for pass := 0; !r.After.Clean() && pass < repairPasses; pass++ {
-		done, err := m.repairOnce(ctx, r.After, request.Tables)
+		done, err := m.repairOnce(ctx, r.After, tables)
 		if err != nil {
 			return nil, err
 		}
 		r.Mended = append(r.Mended, done...)
-		if r.After, request, err = m.verifyNow(ctx, repairMost+1); err != nil {
+		if r.After, tables, err = m.verifyNow(ctx, repairMost+1); err != nil {
 			return nil, err
 		}
 		if len(done) == 0 {

@@ -173,11 +173,16 @@ func (c *cutover) attempts(ctx context.Context) error {
 	if err := c.catchUpSoon(ctx); err != nil {
 		return err
 	}
-	defer c.forgetChanges(ctx) // after a switch, what waits for it comes first
+	c.verifying.Lock() // nobody else compares meanwhile
+	defer c.verifying.Unlock()
+	defer func() {
+		if c.forward != nil || c.servingVersion() == c.Destination.Layout { // after a switch, what waits for it comes first
+			c.endAccount(ctx)
+		}
+	}()
 	err := c.tries(ctx)
 	var unknown *UnknownError
 	if !errors.As(err, &unknown) && c.servingVersion() != c.Destination.Layout {
-		c.forgetChanges(ctx)
 		err = withHook(err, c.withoutReverse(ctx))
 	}
 	switch {

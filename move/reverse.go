@@ -185,7 +185,7 @@ func (m *Move) makeReverseSlot(ctx context.Context, n int) error {
 // madeKey is under what is kept that something was made for the way back.
 const madeKey = "made"
 
-// dropReverse takes away what prepareReverse and publishChanges made on these shards, on all where none is named.
+// dropReverse takes away what prepareReverse made on these shards, on all where none is named.
 func (m *Move) dropReverse(ctx context.Context, shards ...node) error {
 	if m.forward != nil {
 		return nil
@@ -201,7 +201,7 @@ func (m *Move) dropReverse(ctx context.Context, shards ...node) error {
 	err := atOnce(ctx, len(shards), func(ctx context.Context, i int) error {
 		n := shards[i].number
 		return back.source(ctx, n, func(conn *pgx.Conn) error {
-			return errors.Join(back.dropSlotAndPublication(ctx, n, conn), back.dropPublication(ctx, n, conn, m.changesName(node{number: n})))
+			return back.dropSlotAndPublication(ctx, n, conn)
 		})
 	})
 	if err != nil || !all {

@@ -43,6 +43,9 @@ func (m *Move) addReverse(s *Status) {
 func (m *Move) snapshot() Status {
 	s := Status{Move: m.Name, State: m.state, Layout: StatusLayout{Serving: m.serving, Next: m.Destination.Layout},
 		Verify: m.verified, Cutover: m.cutover, Waiting: m.waiting(), Alarms: m.alarms(), Copy: m.copyStatus(), Streams: m.streamStatus(), Shards: m.shardStatus(), Lookup: m.lookupStatus()}
+	if p := m.proving; p != nil {
+		s.Verify.Verified, s.Verify.TablesTotal, s.Verify.Interrupted = p.verifiedTables(), p.Of, !p.Ended && s.Verify.State != "running"
+	}
 	s.Cutover.MaxFreezeSeconds = m.MaxFreeze.Seconds()
 	s.Cutover.Hooks, s.Cutover.Steps = slices.Clone(m.hooks), slices.Clone(m.steps)
 	if m.failure != "" {
@@ -67,7 +70,7 @@ func (m *Move) safe() SafeToCutOver {
 	if m.state == m.steady() && len(m.followers) == 0 {
 		because = append(because, "the streams are only being started")
 	}
-	if m.verified.State == "different" && m.MustVerify && m.forward == nil { // a rollback compares again in its check
+	if m.verified.differs() && m.MustVerify && m.forward == nil { // a rollback compares again in its check
 		because = append(because, fmt.Sprintf("the last comparison found %d differences, in %s", m.verified.Differences, strings.Join(m.verified.Tables, ", ")))
 	}
 	because = append(because, m.lagging(m.followers)...)

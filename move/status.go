@@ -120,7 +120,7 @@ type LookupStatus struct {
 	QuerySeconds float64 `json:"query_seconds"`
 }
 
-// VerifyStatus is the outcome of the last verification. At holds one source position a shard of the source.
+// VerifyStatus is the outcome of the last verification, also while another one runs. At holds one source position a shard of the source.
 type VerifyStatus struct {
 	State       string     `json:"state"` // none, running, clean or different
 	At          []string   `json:"at"`
@@ -130,7 +130,15 @@ type VerifyStatus struct {
 	Changed     int64      `json:"changed,omitempty"` // of them, those compared once more by their keys, since they had changed
 	Whole       []string   `json:"whole,omitempty"`   // tables that a freeze compared whole, and why
 	Tables      []string   `json:"tables,omitempty"`  // in which differences were found
+	// Verified are the tables that the last comparison of everything has found equal, of TablesTotal; Interrupted says that it was not
+	// brought to its end, so that the next one goes on with it.
+	Verified    []TableVerified `json:"verified,omitempty"`
+	TablesTotal int             `json:"tables_total,omitempty"`
+	Interrupted bool            `json:"interrupted,omitempty"`
 }
+
+// differs says that the last comparison that came to its end found something.
+func (v VerifyStatus) differs() bool { return v.State == "different" || v.Differences > 0 }
 
 // CutoverStatus is where a cutover stands; Step is empty while none is tried. FreezeSeconds is the last freeze, from
 // the first request of the lock to the last shard opened (or, undone, to the source serving again).

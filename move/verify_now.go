@@ -2,6 +2,7 @@ package move
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,45 +25,52 @@ func (m *Move) VerifyNow(ctx context.Context) (*verify.Report, error) {
 	return report, err
 }
 
-// verifyNow also says how each table was compared. At most limit rows of a table are named, 0: verify's own bound.
-func (m *Move) verifyNow(ctx context.Context, limit int) (*verify.Report, verify.Request, error) {
+// verifyNow also says which tables were compared. At most limit rows of a table are named, 0: verify's own bound.
+func (m *Move) verifyNow(ctx context.Context, limit int) (*verify.Report, []verify.Table, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	m.mu.Lock()
+	followed := len(m.followers) > 0
+	m.stopComparing = cancel
+	m.mu.Unlock()
 	if state := m.currentState(); state != m.steady() {
-		return nil, verify.Request{}, &NotReadyError{Because: []string{"the move is " + state + ", and can be compared beside writers while it is " + m.steady()}}
+		return nil, nil, &NotReadyError{Because: []string{"the move is " + state + ", and can be compared beside writers while it is " + m.steady()}}
 	}
-	was := m.setVerified(VerifyStatus{State: "running"})
-	report, request, err := m.compareAtAMoment(ctx, limit)
-	if err != nil {
-		m.setVerified(was)
-		return nil, request, err
+	if !followed {
+		return nil, nil, errNotFollowed
 	}
-	return report, request, m.conclude(ctx, report, request.Tables)
-}
-
-func (m *Move) compareAtAMoment(ctx context.Context, limit int) (*verify.Report, verify.Request, error) {
 	inv, err := m.takeInventory(ctx)
 	if err != nil {
-		return nil, verify.Request{}, err
+		return nil, nil, err
 	}
 	request, err := m.verification(ctx, inv)
 	if err != nil {
-		return nil, request, err
+		return nil, nil, err
 	}
 	request.Limit = limit
-	mo, err := m.takeMoment(ctx, nil)
-	if err != nil {
-		return nil, request, err
+	if err := m.untilYoung(ctx); err != nil { // the account's slots wait for them too
+		return nil, nil, err
 	}
-	report, err := m.compareAt(ctx, inv, request, mo)
-	return report, request, err
+	c := &comparison{Move: m, inv: inv, proof: request, patience: momentAttempts * quietMost}
+	c.since = m.account(ctx, inv, request.Tables)
+	return c.everything(ctx)
+}
+
+// comparingNow says so in the status, where what was found last stays until it is known better.
+func (m *Move) comparingNow() (was VerifyStatus) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	was = m.verified
+	m.verified.State = "running"
+	return was
 }
 
 // compareAt compares both sides as they were at a moment, which ends with it.
 func (m *Move) compareAt(ctx context.Context, inv *inventory, request verify.Request, mo *moment) (*verify.Report, error) {
 	defer mo.close()
 	request.Sources, request.Shards = slices.Clone(request.Sources), slices.Clone(request.Shards)
-	var at []string
-	for n, lsn := range mo.at {
-		at, request.Sources[n].Snapshot = append(at, lsn.String()), mo.sources[n].ID
+	for n := range mo.at {
+		request.Sources[n].Snapshot = mo.sources[n].ID
 	}
 	for n := range mo.shards {
 		request.Shards[n].Snapshot = mo.shards[n].ID
@@ -76,7 +84,7 @@ func (m *Move) compareAt(ctx context.Context, inv *inventory, request verify.Req
 	}
 	report, err := verify.Run(ctx, request)
 	if report != nil {
-		report.At = at
+		report.At = mo.positions()
 	}
 	return report, err
 }
@@ -148,10 +156,14 @@ const verifiedKey = "verified"
 // lastVerified reads what the last comparison found, by whichever worker.
 func (m *Move) lastVerified(ctx context.Context) error {
 	v := VerifyStatus{State: "none"}
-	if err := m.detail(ctx, verifiedKey, &v); err != nil {
+	var p *proving
+	if err := errors.Join(m.detail(ctx, verifiedKey, &v), m.detail(ctx, provingKey, &p)); err != nil {
 		return err
 	}
 	m.setVerified(v)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.proving = p
 	return nil
 }
 
@@ -178,12 +190,12 @@ func differenceOf(report *verify.Report) error {
 // is frozen.
 func (m *Move) mendedSince(ctx context.Context) error {
 	m.mu.Lock()
-	different := m.verified.State == "different"
+	different := m.verified.differs()
 	m.mu.Unlock()
 	if !different || !m.MustVerify {
 		return nil
 	}
-	report, err := m.VerifyNow(ctx)
+	report, _, err := m.verifyNow(ctx, 0)
 	if err != nil {
 		return err
 	}

@@ -80,9 +80,9 @@ func (m *Move) endOlderSessions(ctx context.Context, n node, conn *pgx.Conn) err
 	if err != nil {
 		return err
 	}
-	slots := []string{m.reverseSlot(n.number)}
+	slots := []string{m.reverseSlot(n.number), m.changesName(n)}
 	if n.source {
-		slots = []string{m.slot(n.number), m.slotAgain(n.number)}
+		slots = []string{m.slot(n.number), m.slotAgain(n.number), m.changesName(n)}
 	}
 	return m.endSessions(ctx, conn, selectSlotUser, slots)
 }

@@ -48,7 +48,11 @@ func CreateSlot(ctx context.Context, shard pg.Shard, slot string, temporary bool
 	if err != nil {
 		return nil, err
 	}
-	made, err := createSlot(ctx, conn, slot, temporary)
+	lasts := onStandbys
+	if temporary {
+		lasts = asSession
+	}
+	made, err := createSlot(ctx, conn, slot, lasts)
 	if err == nil {
 		return made, nil
 	}
@@ -64,7 +68,16 @@ func waited(ctx context.Context, shard pg.Shard, slot string, err error) error {
 	return err
 }
 
-func createSlot(ctx context.Context, conn *pgconn.PgConn, slot string, temporary bool) (*Slot, error) {
+// lasting is for how long a slot stays.
+type lasting int
+
+const (
+	onStandbys lasting = iota // until it is dropped, where a standby may take it over, if servers know such (17 and later)
+	onlyHere                  // until it is dropped, on this server alone
+	asSession                 // as long as the session that made it
+)
+
+func createSlot(ctx context.Context, conn *pgconn.PgConn, slot string, lasts lasting) (*Slot, error) {
 	system, err := pglogrepl.IdentifySystem(ctx, conn)
 	if err != nil {
 		return nil, fmt.Errorf("identify the system: %w", err)
@@ -78,7 +91,7 @@ func createSlot(ctx context.Context, conn *pgconn.PgConn, slot string, temporary
 			return nil, fmt.Errorf("bound the wait: %w", err)
 		}
 	}
-	r, err := create(ctx, conn, slot, temporary)
+	r, err := create(ctx, conn, slot, lasts)
 	if err != nil {
 		return nil, slotError(slot, err)
 	}
@@ -89,15 +102,14 @@ func createSlot(ctx context.Context, conn *pgconn.PgConn, slot string, temporary
 	return &Slot{Name: slot, ConsistentPoint: point, Snapshot: r.SnapshotName, SystemID: system.SystemID, Timeline: system.Timeline, conn: conn}, nil
 }
 
-// create makes a slot that a standby may take over, where servers know such (17 and later) and it is to last.
-func create(ctx context.Context, conn *pgconn.PgConn, slot string, temporary bool) (pglogrepl.CreateReplicationSlotResult, error) {
+func create(ctx context.Context, conn *pgconn.PgConn, slot string, lasts lasting) (pglogrepl.CreateReplicationSlotResult, error) {
 	var major int
-	if _, err := fmt.Sscanf(conn.ParameterStatus("server_version"), "%d", &major); err == nil && major >= 17 && !temporary {
+	if _, err := fmt.Sscanf(conn.ParameterStatus("server_version"), "%d", &major); err == nil && major >= 17 && lasts == onStandbys {
 		const command = "CREATE_REPLICATION_SLOT %s LOGICAL " + plugin + " (SNAPSHOT 'export', FAILOVER true)"
 		return pglogrepl.ParseCreateReplicationSlot(conn.Exec(ctx, fmt.Sprintf(command, quoted(slot))))
 	}
 	return pglogrepl.CreateReplicationSlot(ctx, conn, quoted(slot), plugin, pglogrepl.CreateReplicationSlotOptions{
-		Temporary: temporary, SnapshotAction: "EXPORT_SNAPSHOT", Mode: pglogrepl.LogicalReplication,
+		Temporary: lasts == asSession, SnapshotAction: "EXPORT_SNAPSHOT", Mode: pglogrepl.LogicalReplication,
 	})
 }
 

@@ -40,18 +40,18 @@ func (c *connection) start(ctx context.Context) error {
 	config := c.stream.config
 	find := c.find
 	if config.Temporary > 0 {
-		find = c.makeTemporary
+		find = c.makeSlot
 	}
 	timeline, err := find(ctx)
 	if err != nil {
 		return err
 	}
+	raise(&c.stream.acked, c.sent)
 	if config.Began != nil {
 		if err := config.Began(ctx, timeline); err != nil {
 			return err
 		}
 	}
-	raise(&c.stream.acked, c.sent)
 	if c.interval, err = c.statusInterval(ctx); err != nil {
 		return err
 	}
@@ -81,12 +81,16 @@ func (c *connection) find(ctx context.Context) (timeline int32, err error) {
 	return timeline, nil
 }
 
-// makeTemporary makes the slot. What bounded that wait is taken away again: decoding may wait for locks too.
-func (c *connection) makeTemporary(ctx context.Context) (timeline int32, err error) {
+// makeSlot makes the slot. What bounded that wait is taken away again: decoding may wait for locks too.
+func (c *connection) makeSlot(ctx context.Context) (timeline int32, err error) {
 	config := c.stream.config
 	bounded, cancel := context.WithTimeout(ctx, config.Temporary)
 	defer cancel()
-	slot, err := createSlot(bounded, c.conn, config.Slot, true)
+	lasts := asSession
+	if config.Lasting {
+		lasts = onlyHere
+	}
+	slot, err := createSlot(bounded, c.conn, config.Slot, lasts)
 	if err != nil {
 		return 0, waited(ctx, config.Shard, config.Slot, err)
 	}

@@ -20,6 +20,8 @@ type Config struct {
 	// Temporary: Run makes the slot on its own session, with which it goes, and streams from there on; Start is not
 	// looked at. Transactions that are open on the server are waited for as long as this.
 	Temporary time.Duration
+	// Lasting: the slot that Run makes outlives its session, on this server alone: no standby keeps it.
+	Lasting bool
 	// SystemID is the expected system identifier; empty: any.
 	SystemID string
 	// History is what is held of the source's changes; a server that has not all of it is not streamed from.

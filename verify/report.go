@@ -82,6 +82,9 @@ type TableReport struct {
 	// BetweenSources is how many of these are rows of an omnisharded table in which another source differs from the first.
 	BetweenSources int64 `json:"between_sources,omitempty"`
 
+	// ReadAt is the caller's: the earlier position of each source as of which all rows were read, where since then only what had changed was.
+	ReadAt []string `json:"read_at,omitempty"`
+
 	AtLeast  bool       `json:"at_least,omitempty"` // looking was stopped at Limit: there are more than the counts say
 	Keys     []Finding  `json:"keys"`               // at most Limit
 	Failures []*Failure `json:"failures,omitempty"`

@@ -40,7 +40,7 @@ type Table struct {
 	Omni bool
 	// PlaceColumns are the columns Place takes, in its order. Empty: places are not checked.
 	PlaceColumns []string
-	// Only narrows the comparison to some rows; nil: every row. It is for tables with Key, whose index both sides have.
+	// Only narrows the comparison to some rows; nil: every row. Keys are for tables with Key, whose index both sides have.
 	Only *Only
 }
 
@@ -67,6 +67,8 @@ type Request struct {
 	Parallel int    // scans at once over all nodes; default 4
 	Limit    int    // keys named per table; default 20
 	HideKeys bool   // keys appear as their hash
+	// Done, where set, is told of each table as soon as it was compared, by several goroutines at once.
+	Done func(table int, t *TableReport)
 	// OneSource leaves out comparing the sources' copies of omnisharded tables with each other.
 	OneSource bool
 }
@@ -92,7 +94,7 @@ func (r *Request) check() error {
 				return err
 			}
 		}
-		if t.Only != nil && len(t.Key) == 0 {
+		if t.Only != nil && t.Only.Keys.Len() > 0 && len(t.Key) == 0 {
 			return fmt.Errorf("verify %s: without a key no rows can be chosen", t.Source.Name)
 		}
 		for _, name := range t.PlaceColumns {

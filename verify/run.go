@@ -54,6 +54,9 @@ func Run(ctx context.Context, r Request) (*Report, error) {
 	for _, i := range largestFirst(r.Tables) {
 		group.Go(func() error {
 			errs[i] = v.table(ctx, &v.Tables[i], &report.Tables[i])
+			if v.Done != nil {
+				v.Done(i, &report.Tables[i])
+			}
 			return nil
 		})
 	}

@@ -81,6 +81,9 @@ func (r verifyReport) WriteText(w io.Writer) error {
 		for _, f := range table.Keys {
 			fmt.Fprintf(w, "%s: %s\n", table.Table, findingWords(f))
 		}
+		if table.ReadAt != nil {
+			fmt.Fprintf(w, "%s: was read whole as of %s, before an interruption, and now what has changed in it since\n", table.Table, strings.Join(table.ReadAt, ", "))
+		}
 		if table.AtLeast {
 			fmt.Fprintf(w, "%s: there are more\n", table.Table)
 		}

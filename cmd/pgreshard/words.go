@@ -165,6 +165,9 @@ func statusLines(s move.Status) []string {
 	}
 	if s.Verify.State != "" && s.Verify.State != "none" {
 		lines = append(lines, "verify: "+verifyWords(s.Verify))
+	}
+	lines = append(lines, provingLines(s.Verify)...)
+	if s.Verify.State != "" && s.Verify.State != "none" {
 		for _, w := range s.Verify.Whole {
 			lines = append(lines, "verify: the freeze compares all of "+w)
 		}
@@ -277,6 +280,22 @@ func verifyWords(v move.VerifyStatus) string {
 	default:
 		return v.State
 	}
+}
+
+// provingLines say how far a comparison has come that runs, or that was not brought to its end.
+func provingLines(v move.VerifyStatus) (lines []string) {
+	switch {
+	case v.Interrupted:
+		lines = append(lines, fmt.Sprintf("verify: was interrupted when %d of %d tables were found equal; pgreshard verify goes on", len(v.Verified), v.TablesTotal))
+	case v.State == "running" && v.TablesTotal > 0:
+		lines = append(lines, fmt.Sprintf("verify: %d of %d tables are found equal", len(v.Verified), v.TablesTotal))
+	default:
+		return nil
+	}
+	for _, t := range v.Verified {
+		lines = append(lines, fmt.Sprintf("verify: %s at %s, %d rows", t.Table, strings.Join(t.At, ", "), t.Rows))
+	}
+	return lines
 }
 
 // bytesWords shortens a number of bytes, in units of 1024 as PostgreSQL's.
