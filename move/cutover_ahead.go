@@ -102,6 +102,7 @@ func (c *cutover) compareRound(ctx context.Context, first bool) (err error) {
 	mo, err := c.takeMoment(bounded, nil)
 	var report *verify.Report
 	if err == nil {
+		defer mo.close()
 		report, err = c.compareAt(ctx, c.inv, request, mo)
 	}
 	if err != nil {

@@ -52,13 +52,16 @@ func (m *Move) compareAtAMoment(ctx context.Context, limit int) (*verify.Report,
 	if err != nil {
 		return nil, request, err
 	}
+	defer mo.close()
 	report, err := m.compareAt(ctx, inv, request, mo)
+	if err == nil {
+		err = m.beyondRows(ctx, inv, request, mo, report)
+	}
 	return report, request, err
 }
 
-// compareAt compares both sides as they were at a moment, which ends with it.
+// compareAt compares the rows of both sides as they were at a moment.
 func (m *Move) compareAt(ctx context.Context, inv *inventory, request verify.Request, mo *moment) (*verify.Report, error) {
-	defer mo.close()
 	request.Sources, request.Shards = slices.Clone(request.Sources), slices.Clone(request.Shards)
 	var at []string
 	for n, lsn := range mo.at {
