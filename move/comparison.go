@@ -20,6 +20,7 @@ type comparison struct {
 	since *changes
 	// patience with transactions that keep the streams from being held at one position.
 	patience time.Duration
+	beyond   bool // what is asked of both sides besides their rows is asked too
 }
 
 // round compares what has changed, exactly as of one moment, at which it is visible wherever it was done. A table of which only everything can
@@ -72,6 +73,7 @@ func (c *comparison) compare(ctx context.Context, taken map[pg.Name]*touched, fi
 	if err != nil {
 		return nil, nil, err
 	}
+	defer mo.close()
 	now := taken
 	if c.since.lostBy() == nil { // what was committed before the moment and was not read yet when taken was
 		if err := c.since.reach(bounded); err != nil {
@@ -100,6 +102,9 @@ func (c *comparison) compare(ctx context.Context, taken map[pg.Name]*touched, fi
 		}
 	}
 	report, err := c.compareAt(ctx, c.inv, request, mo)
+	if err == nil && c.beyond {
+		err = c.beyondRows(ctx, c.inv, request, mo, report)
+	}
 	return request.Tables, report, err
 }
 

@@ -47,6 +47,8 @@ type Config struct {
 	Hooks       Hooks
 	OnBlockers  string // BlockersUndo (also where it is empty) or BlockersTerminate
 
+	Checks []Check // asked of both sides by Check, CheckNow and the verifications
+
 	EndOldSessions bool // after the switch those that applications have on the layout that was left
 
 	PgBin    string // where pg_dump and pg_restore are; empty: PATH and the usual places
@@ -59,7 +61,8 @@ type Side struct {
 	Database string
 	Layout   int
 	Shards   []pg.Shard
-	Spec     layout.Spec // its rules; Version, Database and Shards are filled in from the fields above
+	Replicas [][]pg.Shard // by shard; Check alone reads there
+	Spec     layout.Spec  // its rules; Version, Database and Shards are filled in from the fields above
 }
 
 func (s Side) spec() layout.Spec {

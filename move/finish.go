@@ -200,7 +200,11 @@ func (m *Move) runVerify(ctx context.Context, inv *inventory) (*verify.Report, e
 	if err != nil {
 		return nil, err
 	}
-	return verify.Run(ctx, request)
+	report, err := verify.Run(ctx, request)
+	if err == nil {
+		err = m.beyondRows(ctx, inv, request, nil, report)
+	}
+	return report, err
 }
 
 // verification is the comparison of everything the move moves. Its sessions are kept from one Run to the next.

@@ -35,6 +35,7 @@ type Move struct {
 	// interrupted: to go on would be to cut over again, which nobody asked for.
 	returning bool
 
+	anyNode    bool                // what is only read may be read on a replica, where a leader does not answer (Check)
 	forward    *Move               // of the way back (reverse.go): the move it belongs to; else nil
 	requests   chan request        // of people, to the goroutine that conducts the cutover
 	completes  chan completion     // of people, to the goroutine that keeps the source following after the switch
@@ -68,7 +69,10 @@ type Move struct {
 
 // New makes a Move; nothing is connected or changed before a verb runs.
 func New(c Config, log *slog.Logger) *Move {
-	c.Source.Shards, c.Destination.Shards = named("source", c.Source.Shards), named("destination", c.Destination.Shards)
+	for side, s := range map[string]*Side{"source": &c.Source, "destination": &c.Destination} {
+		s.Shards = named(side, s.Shards)
+		s.Replicas = replicasOf(s)
+	}
 	m := &Move{Config: c, log: log, router: sink.Router{Lookups: lookup.New(c.LookupBytes)}, serving: c.Source.Layout,
 		requests: make(chan request), completes: make(chan completion)}
 	m.verified.State = "none"
@@ -79,6 +83,20 @@ func New(c Config, log *slog.Logger) *Move {
 func named(side string, shards []pg.Shard) (out []pg.Shard) {
 	for n, s := range shards {
 		out = append(out, pg.Shard{Side: side, Number: n, URL: s.URL, Known: new(pg.Known)})
+	}
+	return out
+}
+
+// replicasOf are a side's replicas, of which is known what is known of their shards.
+func replicasOf(side *Side) (out [][]pg.Shard) {
+	for n, replicas := range side.Replicas {
+		var list []pg.Shard
+		for _, r := range replicas {
+			of := side.Shards[n]
+			of.URL = r.URL
+			list = append(list, of)
+		}
+		out = append(out, list)
 	}
 	return out
 }

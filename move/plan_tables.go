@@ -46,6 +46,11 @@ func (p *planner) checkTables(ctx context.Context) (*inventory, error) {
 	if !p.CreateSchema {
 		p.checkExisting(ctx, inv)
 	}
+	_, wrongChecks, err := p.prepareChecks(ctx, inv)
+	if err != nil {
+		return nil, err
+	}
+	p.plan.Problems = append(p.plan.Problems, wrongChecks...)
 	for _, gap := range inv.layout.Gaps() {
 		p.note("%s", gap)
 	}

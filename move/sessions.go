@@ -142,6 +142,9 @@ func (m *Move) kept(ctx context.Context, key sessionKey, fn func(*pgx.Conn) erro
 // connect opens a session, which a worker that has been superseded does not get: those it had were ended by its successor.
 func (m *Move) connect(ctx context.Context, shard pg.Shard, role pg.Role) (*pgx.Conn, error) {
 	conn, err := pg.Open(ctx, shard, role, m.app())
+	if err != nil && m.anyNode && role == pg.Reader {
+		return m.openReplica(ctx, shard, err)
+	}
 	if err != nil || role == pg.Reader || m.book.Epoch == 0 {
 		return conn, err
 	}

@@ -23,6 +23,7 @@ type inventory struct {
 	sources      []*pg.Catalog  // by source
 	tables       []*moved
 	byName       map[pg.Name]*moved
+	blind        bool // what lookups read is not known
 }
 
 // moved is one table of the move: a root as rules name it.
@@ -143,8 +144,14 @@ func (inv *inventory) compile(ctx context.Context, m *Move, recorded []shapes) e
 	if err := inv.readHashes(ctx, m); err != nil {
 		return err
 	}
-	return inv.readLookups(ctx, m)
+	err = inv.readLookups(ctx, m)
+	if m.anyNode && pg.Code(err) == readOnly { // a standby cannot be asked what they read
+		inv.blind, err = true, nil
+	}
+	return err
 }
+
+const readOnly = "25006"
 
 // lookupQuery is what a server is asked before a rule can place a key, nil where nobody is.
 func (m *Move) lookupQuery(table pg.Name, rule *layout.Rule) *lookup.Query {

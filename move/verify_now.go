@@ -51,7 +51,7 @@ func (m *Move) verifyNow(ctx context.Context, limit int) (*verify.Report, []veri
 	if err := m.untilYoung(ctx); err != nil { // the account's slots wait for them too
 		return nil, nil, err
 	}
-	c := &comparison{Move: m, inv: inv, proof: request, patience: momentAttempts * quietMost}
+	c := &comparison{Move: m, inv: inv, proof: request, patience: momentAttempts * quietMost, beyond: true}
 	c.since = m.account(ctx, inv, request.Tables)
 	return c.everything(ctx)
 }
@@ -65,9 +65,8 @@ func (m *Move) comparingNow() (was VerifyStatus) {
 	return was
 }
 
-// compareAt compares both sides as they were at a moment, which ends with it.
+// compareAt compares the rows of both sides as they were at a moment.
 func (m *Move) compareAt(ctx context.Context, inv *inventory, request verify.Request, mo *moment) (*verify.Report, error) {
-	defer mo.close()
 	request.Sources, request.Shards = slices.Clone(request.Sources), slices.Clone(request.Shards)
 	for n := range mo.at {
 		request.Sources[n].Snapshot = mo.sources[n].ID

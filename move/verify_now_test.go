@@ -10,6 +10,7 @@ import (
 	"pgreshard/move"
 	"pgreshard/pgtest"
 	"pgreshard/verify"
+	"pgreshard/verify/fanout"
 )
 
 // Beside writers who never pause, a comparison names exactly the rows that were changed behind the stream's back, and nothing
@@ -24,6 +25,7 @@ func TestAComparisonBesideWritersIsExact(t *testing.T) {
 				(select id from tenants order by id offset g %% (select count(*) from tenants) limit 1) t on true;
 			insert into order_items select id, 1, 10, 1 from orders where id > 5000000`, n))
 	}
+	r.config.Checks = besideWriters()
 	stop := r.write()
 	m := r.hold(t.Context(), r.move())
 	compare := func() *verify.Report {
@@ -32,6 +34,7 @@ func TestAComparisonBesideWritersIsExact(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		r.checkedAlike(report)
 		if len(report.At) != from {
 			t.Errorf("it is as of %q", report.At)
 		}
@@ -111,6 +114,55 @@ func TestAComparisonBesideWritersIsExact(t *testing.T) {
 		t.Error(err)
 	}
 	r.placed()
+}
+
+// besideWriters are checks of tables that are written all the time, of every kind of rule.
+func besideWriters() []move.Check {
+	return []move.Check{
+		{Table: "orders", Aggregates: []string{"count", "sum(version)", "avg(version)", "max(placed_at)"}, GroupBy: []string{"status"}},
+		{Table: "public.order_items", Aggregates: []string{"count", "sum(amount)", "avg(amount)", "min(amount)"}},
+		{Table: "events", Aggregates: []string{"count", "max(id)", "count(payload)"}, GroupBy: []string{"kind"}, Where: "id % 2 = 0"},
+		{Table: "countries", Aggregates: []string{"count"}, GroupBy: []string{"name"}, Where: "code = 'ZZ'"},
+		{Table: "users", Aggregates: []string{"count", "min(email)"}, Keys: [][]string{{"6"}}},
+	}
+}
+
+// checkedAlike looks whether the checks of a comparison differ where its rows do, and nowhere else, and whom they asked.
+func (r *rig) checkedAlike(report *verify.Report) {
+	r.t.Helper()
+	seen := 0
+	for _, table := range report.Tables {
+		differ := 0
+		for _, c := range table.Checks {
+			seen++
+			if c.State == fanout.Differs {
+				differ++
+			}
+			if c.State == fanout.Partial || len(c.Lines) == 0 && table.Table != "public.countries" {
+				r.t.Errorf("check of %s: %+v", table.Table, c)
+			}
+			sources, shards := len(r.sources), len(r.shards)
+			switch table.Table {
+			case "public.countries":
+				sources, shards = 1, 1
+			case "public.users": // of one key
+				sources, shards = 1, 1
+				if rows := r.shards[c.Destination.Asked[0].Shard].Query(r.t, `select 1 from users where tenant_id = 6 limit 1`); len(rows) != 1 {
+					r.t.Errorf("the rows of the key are not on shard %d", c.Destination.Asked[0].Shard)
+				}
+			}
+			if len(c.Source.Asked) != sources || len(c.Destination.Asked) != shards {
+				r.t.Errorf("check of %s asked %+v and %+v", table.Table, c.Source.Asked, c.Destination.Asked)
+			}
+		}
+		rows := table.Missing+table.Extra+table.Different > 0
+		if len(table.Checks) > 0 && (differ > 0) != rows || differ > 1 {
+			r.t.Errorf("%d checks of %s differ: %+v", differ, table.Table, table)
+		}
+	}
+	if want := len(besideWriters()) - 1 + len(r.shards); seen != want { // one of countries for each copy
+		r.t.Errorf("%d checks, want %d", seen, want)
+	}
 }
 
 // repairs has the worker mend what was done to rows of one table.

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"pgreshard/pg"
+	"pgreshard/verify/fanout"
 )
 
 // node is a Node with the sessions opened on it so far.
@@ -37,7 +38,7 @@ func (n *node) use(ctx context.Context, settings string, f func(*pgconn.PgConn) 
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	return &Failure{Side: n.side, Number: n.Number, Reason: reason(err), err: err}
+	return &Failure{Side: n.side, Number: n.Number, Reason: fanout.Reason(err), err: err}
 }
 
 func (n *node) scan(ctx context.Context, conn *pgx.Conn, settings string, f func(*pgconn.PgConn) error) error {

@@ -1,18 +1,15 @@
 package verify
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"pgreshard/pg"
+	"pgreshard/verify/fanout"
 )
 
 // State is what came out for one table.
@@ -84,6 +81,10 @@ type TableReport struct {
 
 	// ReadAt is the caller's: the earlier position of each source as of which all rows were read, where since then only what had changed was.
 	ReadAt []string `json:"read_at,omitempty"`
+	// NotUnique is how many values more than one row has, of constraints that each shard enforces for itself alone.
+	NotUnique int64                `json:"not_unique,omitempty"`
+	Conflicts []Conflict           `json:"conflicts,omitempty"` // at most Limit for each constraint
+	Checks    []*fanout.Comparison `json:"checks,omitempty"`    // the caller's
 
 	AtLeast  bool       `json:"at_least,omitempty"` // looking was stopped at Limit: there are more than the counts say
 	Keys     []Finding  `json:"keys"`               // at most Limit
@@ -92,9 +93,39 @@ type TableReport struct {
 	differs bool // buckets differ, whether or not rows were told apart
 }
 
-// Differences is the number of rows that are not as they must be (at least, where AtLeast is set).
+// Differences is the number of rows that are not as they must be and of values that should be unique (at least, where AtLeast
+// is set). Where there are none it is that of groups in which a check differs.
 func (t *TableReport) Differences() int64 {
-	return t.Missing + t.Extra + t.Different + t.Doubled + t.Misplaced
+	n := t.Missing + t.Extra + t.Different + t.Doubled + t.Misplaced + t.NotUnique
+	if n > 0 {
+		return n
+	}
+	for _, c := range t.Checks {
+		n += c.Differences()
+	}
+	return n
+}
+
+// AddCheck adds a comparison of aggregates of this table. Where a shard did not answer, the table is Partial and that is the
+// error, a *Failure.
+func (t *TableReport) AddCheck(c *fanout.Comparison) error {
+	t.Checks = append(t.Checks, c)
+	defer t.settle()
+	before := len(t.Failures)
+	for _, f := range c.Source.Failures {
+		t.Failures = append(t.Failures, unanswered("source", f))
+	}
+	for _, f := range c.Destination.Failures {
+		t.Failures = append(t.Failures, unanswered("shard", f))
+	}
+	if len(t.Failures) > before {
+		return t.Failures[before]
+	}
+	return nil
+}
+
+func unanswered(side string, f fanout.Failure) *Failure {
+	return &Failure{Side: side, Number: f.Shard, Reason: f.Reason, err: fmt.Errorf("a check was not answered: %s", f)}
 }
 
 // Report is one comparison, tables in the order of the request.
@@ -188,18 +219,4 @@ func showKey(columns []string, values []pg.Datum, hide bool) string {
 		n--
 	}
 	return s[:n]
-}
-
-// reason puts an error under one of the words of the contract.
-func reason(err error) string {
-	var connect *pgconn.ConnectError
-	switch {
-	case errors.Is(err, context.DeadlineExceeded) || pgconn.Timeout(err):
-		return "timeout"
-	case errors.As(err, &connect) && (strings.Contains(err.Error(), "read only connection") || strings.Contains(err.Error(), "hot standby mode")):
-		return "no_leader"
-	case pg.Transient(err):
-		return "unavailable"
-	}
-	return "error"
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sync/errgroup"
+
+	"pgreshard/verify/fanout"
 )
 
 // verifier is one Run.
@@ -145,7 +147,7 @@ func (v *verifier) table(ctx context.Context, t *Table, report *TableReport) err
 	}
 	failure, ok := errors.AsType[*Failure](err)
 	if !ok {
-		failure = &Failure{Side: "source", Number: v.sources[0].Number, Reason: reason(err), err: err}
+		failure = &Failure{Side: "source", Number: v.sources[0].Number, Reason: fanout.Reason(err), err: err}
 	}
 	report.Failures = append(report.Failures, failure)
 	return err

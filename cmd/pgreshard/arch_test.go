@@ -18,7 +18,7 @@ import (
 var floors = map[string]int{
 	"pg":     1,
 	"layout": 2, "lookup": 2, "checkpoints": 2,
-	"copier": 3, "replicator": 3, "sink": 3, "sink/jetstream": 3, "verify": 3, "survey": 3, "forecast": 3, "notice": 3,
+	"copier": 3, "replicator": 3, "sink": 3, "sink/jetstream": 3, "verify": 3, "verify/fanout": 3, "survey": 3, "forecast": 3, "notice": 3,
 	"move":   4,
 	"status": 5, "cmd/pgreshard": 5,
 }
@@ -27,6 +27,7 @@ var floors = map[string]int{
 var arrows = map[string]string{
 	"cmd/pgreshard": "status",         // wiring
 	"sink":          "sink/jetstream", // a part of it
+	"verify":        "verify/fanout",  // likewise
 }
 
 // aside stands beside the floors: tests, the demo and the benchmarks use it, and it knows pg only.

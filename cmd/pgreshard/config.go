@@ -128,6 +128,7 @@ type checkSection struct {
 	Aggregates []string `toml:"aggregates"`
 	GroupBy    []string `toml:"group_by"`
 	Where      string   `toml:"where"`
+	Keys       []any    `toml:"keys"` // of the sharding key; a list each where that has several columns
 }
 
 // defaults is the configuration of an empty file.

@@ -90,7 +90,9 @@ func (c *Config) checkAddresses(ck *checker) {
 			}
 			seen[node] = key
 			for j, r := range s.Replicas {
-				checkAddress(ck, fmt.Sprintf("%s.shards[%d].replicas[%d]", side.name, i, j), r)
+				key := fmt.Sprintf("%s.shards[%d].replicas[%d]", side.name, i, j)
+				node := checkAddress(ck, key, r)
+				ck.must(node == "" || pg.Address(pg.Shard{URL: r.expand}) != "", key, "names several nodes", "one address for each replica")
 			}
 		}
 	}
@@ -190,6 +192,8 @@ func (c *Config) checkService(ck *checker) {
 			ck.must(aggregateForm.MatchString(a), key+".aggregates", fmt.Sprintf("%q cannot be merged over shards", a),
 				"count, sum(column), avg(column), min(column) or max(column)")
 		}
+		_, err := s.keys()
+		ck.must(err == nil, key+".keys", fmt.Sprint(err), `keys = [42, "a"], or keys = [[42, "eu"]] where rows are placed by two columns`)
 	}
 }
 

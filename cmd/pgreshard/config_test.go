@@ -116,6 +116,8 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"listening to all without TLS":   {add: "[http]\nlisten = \"0.0.0.0:7432\"\n", want: []string{"http.listen: is reachable from other machines without TLS"}},
 		"half of a certificate":          {add: "[http]\ntls_cert = \"x\"\n", want: []string{"http.tls_key: tls_cert and tls_key go together"}},
 		"an aggregate that cannot merge": {add: "[[checks]]\ntable = \"o\"\naggregates = [\"median(x)\"]\n", want: []string{`checks[0].aggregates: "median(x)" cannot be merged over shards`}},
+		"a check's key of no kind":       {add: "[[checks]]\ntable = \"o\"\naggregates = [\"count\"]\nkeys = [1.5]\n", want: []string{`checks[0].keys: 1.5 is neither a string nor a whole number`}},
+		"a replica of two nodes":         {replace: [2]string{url, url + "\nreplicas = [\"postgres://u@d,e/next\"]"}, want: []string{"destination.shards[0].replicas[0]: names several nodes"}},
 		"a rule without column":          {add: "[[sharded_tables]]\nname = \"o\"\n", want: []string{"sharded_tables[0].column: is missing"}},
 		"a rule of another database":     {add: "[[sharded_tables]]\ncolumn = \"o\"\ndatabase = \"q\"\n", want: []string{`sharded_tables[0].database: "q" is neither`, "prod or next"}},
 		"vector sharding":                {add: "[[sharded_tables]]\ncolumn = \"o\"\ndata_type = \"vector\"\n", want: []string{"sharded_tables[0]: vector sharding is not supported"}},

@@ -24,6 +24,9 @@ type engine interface {
 	VerifyNow(context.Context) (*verify.Report, error)
 	// Repair is VerifyNow that makes what it found right and compares again.
 	Repair(context.Context) (*move.RepairReport, error)
+	// Check asks both sides what [[checks]] say, as they are now; CheckNow is to it what VerifyNow is to Verify.
+	Check(context.Context, move.CheckOptions) (*move.CheckReport, error)
+	CheckNow(context.Context, move.CheckOptions) (*move.CheckReport, error)
 	// Route takes a value for each of the sharding columns; an empty table: where all rules agree.
 	Route(ctx context.Context, table string, key []string) (report, error)
 	Layout(context.Context) (report, error)

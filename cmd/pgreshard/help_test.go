@@ -93,7 +93,7 @@ func TestTheShellCompletesCommandsFlagsAndTheirValues(t *testing.T) {
 		words []string
 		want  []string // how the answer's lines begin
 	}{
-		"commands":               {[]string{"c"}, []string{"cancel\t", "complete\t", "completion\t", "cutover\t", ":4"}},
+		"commands":               {[]string{"c"}, []string{"cancel\t", "check\t", "complete\t", "completion\t", "cutover\t", ":4"}},
 		"flags":                  {[]string{"cutover", "--"}, []string{"--config\t", "--log-format\t", "--dry-run\t", "--help\t", "--json\t", "--rehearse\t", ":4"}},
 		"a format":               {[]string{"layout", "--format", ""}, []string{"pgdog", ":4"}},
 		"how to log":             {[]string{"plan", "--log-format", ""}, []string{"text", "json", ":4"}},

@@ -15,7 +15,7 @@ func notBuilt(what string) error {
 // laterCommands answer with notBuilt and stand in no help.
 func (a *app) laterCommands() []*cobra.Command {
 	var list []*cobra.Command
-	for _, name := range []string{"serve", "check"} {
+	for _, name := range []string{"serve"} {
 		list = append(list, &cobra.Command{
 			Use: name, Hidden: true, DisableFlagParsing: true,
 			RunE: func(*cobra.Command, []string) error { return notBuilt("pgreshard " + name) },
@@ -60,8 +60,6 @@ func (c *Config) unbuilt(heeded ...string) error {
 		hint string
 	}{
 		{c.CDC.Enabled || !c.CDC.Snapshot, "cdc", "take the section out"},
-		{c.Source.replicated() || c.Destination.replicated(), "replicas", "take them out: nothing reads there yet"},
-		{len(c.Checks) > 0, "checks", "take the section out"},
 		{!c.General.ShowKeys, "general.show_keys", "true"},
 	} {
 		if s.set && !slices.Contains(heeded, s.key) {
@@ -72,9 +70,4 @@ func (c *Config) unbuilt(heeded ...string) error {
 		return &configError{file: "configuration", problems: problems}
 	}
 	return nil
-}
-
-// replicated says whether any shard names replicas.
-func (s clusterSection) replicated() bool {
-	return slices.ContainsFunc(s.Shards, func(shard shardSection) bool { return len(shard.Replicas) > 0 })
 }

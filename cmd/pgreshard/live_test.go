@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -14,6 +15,16 @@ import (
 	"pgreshard/pgtest"
 )
 
+const liveChecks = `
+[[checks]]
+table = "order_items"
+aggregates = ["count", "sum(amount)", "avg(amount)"]
+[[checks]]
+table = "users"
+aggregates = ["count"]
+where = "version >= 0"
+`
+
 func TestTheCommandsBesideALiveMove(t *testing.T) {
 	t.Parallel()
 	nats, err := notice.Serve(t.TempDir(), "nats://127.0.0.1:0")
@@ -22,7 +33,7 @@ func TestTheCommandsBesideALiveMove(t *testing.T) {
 	}
 	defer nats.Close()
 	r := newRig(t, 3, pgtest.WorkloadOptions{Writers: 4, Rate: 300, Lookups: true, KeyChanges: true},
-		fmt.Sprintf("[cutover]\nreverse = false\n[nats]\nurl = %q\n", nats.Address()))
+		fmt.Sprintf("[cutover]\nreverse = false\n[nats]\nurl = %q\n", nats.Address())+liveChecks)
 	told := r.noticed(nats.Address())
 	stop := r.write()
 
@@ -187,6 +198,7 @@ func (r *rig) rehearses(worker *process) {
 	if code, out, said := r.run("verify"); code != exitDone || !strings.Contains(out, "\nexactly as of ") || strings.Count(out, "  clean  ") != len(pgtest.WorkloadTables()) {
 		r.t.Errorf("verify beside writers: %d\n%s", code, said)
 	}
+	r.checks()
 	writes := r.load.Stats()
 	r.awaitSafe(worker)
 	r.json(&done, "cutover", "--rehearse")
@@ -206,6 +218,33 @@ func (r *rig) rehearses(worker *process) {
 	}
 	if state := r.state(); state != "streaming" {
 		r.t.Errorf("after a rehearsal the move is %s", state)
+	}
+}
+
+// checks asks both sides beside writers: the worker as of one position, and the nodes as they are.
+func (r *rig) checks() {
+	r.t.Helper()
+	code, out, said := r.run("check")
+	for _, part := range []string{"check of public.order_items: equal\n", "  sum(amount)", "check of public.users where version >= 0: equal\n", "\nexactly as of "} {
+		if code != exitDone || !strings.Contains(out, part) {
+			r.t.Errorf("check beside writers does not say %q: %d\n%s", part, code, said)
+		}
+	}
+	for _, consistency := range []string{"bounded", "eventual"} { // whose sides are of two moments
+		if code, out, said := r.run("check", "--consistency", consistency, "--json"); code != exitDone && code != exitCheck || !strings.HasPrefix(out, `{"consistency":"`+consistency+`","checks":[{"table":"public.order_items"`) {
+			r.t.Errorf("check --consistency %s: %d\n%s", consistency, code, said)
+		}
+	}
+	other := r.file + ".other"
+	text, err := os.ReadFile(r.file)
+	if err == nil {
+		err = os.WriteFile(other, []byte(strings.Replace(string(text), "version >= 0", "version >= 1", 1)), 0o600)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if code, said := start(r.t, r.env, "-c", other, "check").wait(r.t); code != exitUsage || !strings.Contains(said, "the worker was started with other [[checks]] (hint: ") {
+		r.t.Errorf("other checks than the worker's: %d\n%s", code, said)
 	}
 }
 
@@ -297,6 +336,9 @@ func (r *rig) verifies() {
 		r.t.Errorf("verify of differences: %d", code)
 	}
 	r.t.Logf("verify of differences:\n%s", said)
+	if code, out, said := r.run("check"); code != exitCheck || !strings.Contains(out, "check of public.users where version >= 0: differs\n") || !strings.Contains(out, "check of public.order_items: equal\n") {
+		r.t.Errorf("check of differences: %d\n%s", code, said)
+	}
 }
 
 func TestASecondProcessTakesOverWhenTheFirstIsKilled(t *testing.T) {

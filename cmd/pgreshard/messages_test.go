@@ -26,6 +26,7 @@ var unseen = map[string]string{
 	"main.stopped":              "the operator's own signal",
 	"move.stepError":            "wraps others",
 	"pg.openError":              "wraps others",
+	"fanout.behindError":        "check prints it as the reason behind",
 	"sink.carefulError":         "wraps others",
 	"sink.ErrReread":            "the worker reads again",
 	"sink.ErrRemapped":          "the worker moves the rows",

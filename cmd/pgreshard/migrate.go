@@ -109,7 +109,7 @@ func (a *app) newServer(worker, asked engine, c *Config) (*status.Server, error)
 			return asked.Route(ctx, table, key)
 		},
 		Words: stateLine, Events: a.recent.events,
-		Verbs: map[string]status.Verb{"cutover": a.cutoverVerb(worker), "rollback": a.rollbackVerb(worker), "complete": a.completeVerb(worker), "verify": verifyVerb(worker)},
+		Verbs: map[string]status.Verb{"cutover": a.cutoverVerb(worker), "rollback": a.rollbackVerb(worker), "complete": a.completeVerb(worker), "verify": verifyVerb(worker), "check": checkVerb(worker, c)},
 		Cert:  c.HTTP.TLSCert,
 		Key:   c.HTTP.TLSKey,
 	}

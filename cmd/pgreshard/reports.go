@@ -62,10 +62,10 @@ func (r verifyReport) WriteText(w io.Writer) error {
 		fmt.Fprintln(w, "compared again:")
 	}
 	err := columns(w, func(t io.Writer) {
-		fmt.Fprintln(t, "table\tstate\trows\tmissing\textra\tdifferent\tmisplaced\tdoubled")
+		fmt.Fprintln(t, "table\tstate\trows\tmissing\textra\tdifferent\tmisplaced\tdoubled\tnot unique")
 		for _, table := range r.Tables {
-			fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", table.Table, table.State, table.Rows, table.Missing, table.Extra,
-				table.Different, table.Misplaced, table.Doubled)
+			fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", table.Table, table.State, table.Rows, table.Missing, table.Extra,
+				table.Different, table.Misplaced, table.Doubled, table.NotUnique)
 		}
 	})
 	if err != nil {
@@ -84,6 +84,14 @@ func (r verifyReport) WriteText(w io.Writer) error {
 		if table.ReadAt != nil {
 			fmt.Fprintf(w, "%s: was read whole as of %s, before an interruption, and now what has changed in it since\n", table.Table, strings.Join(table.ReadAt, ", "))
 		}
+		for _, c := range table.Conflicts {
+			fmt.Fprintf(w, "%s: %s\n", table.Table, conflictWords(c))
+		}
+		for _, c := range table.Checks {
+			if err := writeComparison(w, c, false); err != nil {
+				return err
+			}
+		}
 		if table.AtLeast {
 			fmt.Fprintf(w, "%s: there are more\n", table.Table)
 		}
@@ -92,6 +100,17 @@ func (r verifyReport) WriteText(w io.Writer) error {
 		}
 	}
 	return nil
+}
+
+func conflictWords(c verify.Conflict) string {
+	var rows []string
+	for _, r := range c.Rows {
+		rows = append(rows, fmt.Sprintf("%s on shard %d", r.Key, r.Shard))
+	}
+	if c.AtLeast {
+		rows = append(rows, "and more")
+	}
+	return fmt.Sprintf("not unique, %s: %s", c.Constraint, strings.Join(rows, ", "))
 }
 
 func findingWords(f verify.Finding) string {

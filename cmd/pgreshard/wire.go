@@ -57,6 +57,7 @@ func (c *Config) typed() (move.Config, error) {
 		MustVerify:  c.Cutover.Verify,
 		Reverse:     c.Cutover.Reverse,
 		Sequences:   c.Sequences.Policy,
+		Checks:      c.checks(),
 		OnBlockers:  c.Cutover.OnBlockers, EndOldSessions: c.Cutover.EndOldSessions,
 		Hooks: move.Hooks{Timeout: time.Duration(c.Hooks.Timeout),
 			BeforeFreeze: c.Hooks.BeforeFreeze, AfterSwitch: c.Hooks.AfterSwitch, AfterUndo: c.Hooks.AfterUndo},
@@ -68,7 +69,7 @@ func (c *Config) typed() (move.Config, error) {
 }
 
 func (c *Config) side(s clusterSection) move.Side {
-	return move.Side{Database: s.Database, Layout: s.Layout, Shards: s.shards(), Spec: c.spec(s)}
+	return move.Side{Database: s.Database, Layout: s.Layout, Shards: s.shards(), Replicas: s.replicas(), Spec: c.spec(s)}
 }
 
 func (e moveEngine) Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error {
