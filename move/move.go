@@ -103,6 +103,13 @@ func replicasOf(side *Side) (out [][]pg.Shard) {
 
 // Close ends every session.
 func (m *Move) Close() {
+	m.endReverse()
+	m.sessions.close()
+	m.spares.close()
+}
+
+// endReverse forgets the way back.
+func (m *Move) endReverse() {
 	m.mu.Lock()
 	reverse := m.reverse
 	m.reverse = nil
@@ -110,8 +117,6 @@ func (m *Move) Close() {
 	if reverse != nil {
 		reverse.Close()
 	}
-	m.sessions.close()
-	m.spares.close()
 }
 
 // stream keys one source's bookkeeping on the shards.
@@ -128,6 +133,9 @@ type MigrateOptions struct {
 	// Ready is called once everything is copied, caught up and about to be cut over; it may wait. nil: go on at once.
 	// Not going on (false) leaves the move streaming until Cutover is called or ctx ends, which then is Migrate's error.
 	Ready func(context.Context) (bool, error)
+	// Serve: nothing ends but by being asked for. A move that has switched waits for its completion also where the old layout
+	// does not follow, and after a rollback the source is followed again.
+	Serve bool
 }
 
 // Migrate takes the move to its end, from wherever it is. What can be tried again is tried again; everything else
@@ -275,7 +283,7 @@ func (m *Move) advance(ctx context.Context, o MigrateOptions) error {
 		{StateIndexing, m.buildIndexes, StateStreaming},
 		{StateStreaming, func(ctx context.Context) error { return m.streamAndCutOver(ctx, o) }, StateSwitched},
 		{StateCuttingOver, m.decideCutover, ""},
-		{StateSwitched, m.finishSwitch, ""},
+		{StateSwitched, func(ctx context.Context) error { return m.finishSwitch(ctx, o.Serve) }, ""},
 		{StateRollingBack, m.decideRollback, ""},
 		{StateRolledBack, m.finishRollback, ""},
 	}
@@ -287,7 +295,12 @@ func (m *Move) advance(ctx context.Context, o MigrateOptions) error {
 				continue
 			}
 			done = false
-			if err := p.run(ctx); errors.Is(err, errEnd) {
+			err := p.run(ctx)
+			if errors.Is(err, errEnd) && o.Serve {
+				m.endReverse() // as a worker that is started finds it
+				m.returning = false
+				continue
+			} else if errors.Is(err, errEnd) {
 				return nil
 			} else if err != nil {
 				return fmt.Errorf("%s: %w", p.state, err)

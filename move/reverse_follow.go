@@ -17,8 +17,8 @@ var (
 )
 
 // finishSwitch opens the new layout and does what follows. Where the sources are to follow, it keeps them following until
-// the move is completed or rolled back.
-func (m *Move) finishSwitch(ctx context.Context) error {
+// the move is completed or rolled back; where they are not, wait says to wait for the completion too.
+func (m *Move) finishSwitch(ctx context.Context, wait bool) error {
 	inv, err := m.takeInventory(ctx)
 	if err != nil {
 		return err
@@ -34,10 +34,10 @@ func (m *Move) finishSwitch(ctx context.Context) error {
 	if err := m.detail(ctx, endingKey, &ending); err != nil {
 		return err
 	}
-	if !follow || ending {
+	if ending || !follow && !wait {
 		return m.end(ctx, inv)
 	}
-	return m.keepFollowing(ctx, inv)
+	return m.keepFollowing(ctx, inv, follow)
 }
 
 // endingKey is under what is kept that the move is being completed: the way back is not taken up again.
@@ -60,8 +60,11 @@ func (m *Move) end(ctx context.Context, inv *inventory) error {
 	return m.enter(ctx, StateCompleted)
 }
 
-// keepFollowing has the sources follow, while what follows the switch is done beside it.
-func (m *Move) keepFollowing(ctx context.Context, inv *inventory) error {
+// noReverse is why there is no way back where none was wanted.
+const noReverse = "the old layout does not follow ([cutover] reverse)"
+
+// keepFollowing has the sources follow, if they are to, while what follows the switch is done beside it.
+func (m *Move) keepFollowing(ctx context.Context, inv *inventory, follow bool) error {
 	back := m.wayBack()
 	back.placeBack(inv)
 	var asked completion
@@ -76,7 +79,14 @@ func (m *Move) keepFollowing(ctx context.Context, inv *inventory) error {
 		return nil
 	})
 	g.Go(func() error { return m.keepAlong(following) })
-	g.Go(func() error { return m.followBack(following, back) })
+	g.Go(func() error {
+		if follow {
+			return m.followBack(following, back)
+		}
+		m.setLost(noReverse)
+		<-following.Done()
+		return following.Err()
+	})
 	g.Go(func() error {
 		select {
 		case <-following.Done():
@@ -161,11 +171,15 @@ func (m *Move) followBack(ctx context.Context, back *Move) error {
 			return err
 		}
 	}
-	m.mu.Lock()
-	m.lost = lost
-	m.mu.Unlock()
+	m.setLost(lost)
 	<-ctx.Done()
 	return ctx.Err()
+}
+
+func (m *Move) setLost(why string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lost = why
 }
 
 // loseWayBack drops the slots of the way back, because of what is said. That is recorded first.

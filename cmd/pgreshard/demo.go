@@ -230,12 +230,14 @@ type demoEngine struct {
 	demo *demo
 }
 
-func (e demoEngine) Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error {
-	err := e.engine.Migrate(ctx, func(ctx context.Context) (bool, error) {
+func (e demoEngine) Migrate(ctx context.Context, o move.MigrateOptions) error {
+	ready := o.Ready
+	o.Ready = func(ctx context.Context) (bool, error) {
 		ok, err := ready(ctx)
 		e.demo.writers.ResetGaps()
 		return ok, err
-	})
+	}
+	err := e.engine.Migrate(ctx, o)
 	e.demo.last = e.Snapshot()
 	return err
 }

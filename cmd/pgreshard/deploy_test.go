@@ -156,7 +156,7 @@ func TestKubernetesIsAskedForWhatTheImageIsMadeFor(t *testing.T) {
 	if err := c.unbuilt(); err != nil {
 		t.Error(err)
 	}
-	for kind, hold := range map[string]string{"Deployment": "--hold", "Job": "--yes"} {
+	for kind, hold := range map[string]string{"Deployment": "serve", "Job": "--yes"} {
 		t.Run(kind, func(t *testing.T) {
 			o := objects[kind]
 			p := o.Spec.Template.Spec

@@ -11,9 +11,9 @@ import (
 // engine is what the commands ask of a move. Package move has it; tests have one of their own.
 type engine interface {
 	Plan(context.Context, move.PlanOptions) (report, error)
-	// Migrate runs the move to its end. Before the freeze it asks ready, where there is one, which may wait; a no
-	// leaves the destination following the source.
-	Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error
+	// Migrate runs the move to its end, or for as long as there is anything to be asked for. Before the freeze it asks Ready,
+	// where there is one, which may wait; a no leaves the destination following the source.
+	Migrate(context.Context, move.MigrateOptions) error
 	// Cutover asks Migrate of the same engine, which runs in another goroutine, to cut over now.
 	Cutover(context.Context, move.CutoverOptions) (move.CutoverReport, error)
 	// Rollback and CompleteNow ask it, after the switch, to switch back, or to end the move.

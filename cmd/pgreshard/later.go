@@ -15,7 +15,7 @@ func notBuilt(what string) error {
 // laterCommands answer with notBuilt and stand in no help.
 func (a *app) laterCommands() []*cobra.Command {
 	var list []*cobra.Command
-	for _, name := range []string{"serve"} {
+	for _, name := range []string{} {
 		list = append(list, &cobra.Command{
 			Use: name, Hidden: true, DisableFlagParsing: true,
 			RunE: func(*cobra.Command, []string) error { return notBuilt("pgreshard " + name) },

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"pgreshard/move"
 	"pgreshard/status"
 )
 
@@ -32,7 +33,7 @@ func (a *app) migrateCommand() *cobra.Command {
 				return usage("--yes to switch without asking, --hold to follow only",
 					"migrate switches to the new layout in the end, and there is no terminal to ask on")
 			}
-			return a.migrate(c.Context(), hold, !yes)
+			return a.work(c.Context(), move.MigrateOptions{}, hold, !yes)
 		},
 	}
 	c.Flags().BoolVar(&hold, "hold", false, "do not cut over: follow the source until `pgreshard cutover` says so")
@@ -40,8 +41,22 @@ func (a *app) migrateCommand() *cobra.Command {
 	return c
 }
 
-// migrate runs the worker, its HTTP server and its progress, until the worker ends.
-func (a *app) migrate(ctx context.Context, hold, ask bool) error {
+func (a *app) serveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "serve",
+		Short: "Run the move as a service, which switches only when it is told to",
+		Long: "Run the same worker as migrate, as a service: it copies, follows, and goes on following. cutover, verify, rollback and\n" +
+			"complete are made when they are asked for, by those commands or on the page, and never by themselves; after a rollback it\n" +
+			"follows the source again. It starts in whatever state the move is in, and ends once the move is completed.",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.work(c.Context(), move.MigrateOptions{Serve: true}, true, false)
+		},
+	}
+}
+
+// work runs the worker, its HTTP server and its progress, until the worker ends.
+func (a *app) work(ctx context.Context, o move.MigrateOptions, hold, ask bool) error {
 	if terminal(a.stdout) {
 		a.screen = &screen{out: a.stdout}
 		if terminal(a.stderr) {
@@ -75,7 +90,8 @@ func (a *app) migrate(ctx context.Context, hold, ask bool) error {
 			defer board.Close()
 			sides.Go(func() { board.keep(beside, e.Snapshot) })
 		}
-		err = e.Migrate(ctx, func(ctx context.Context) (bool, error) { return a.ready(ctx, c.Cutover.Hours, hold, ask) })
+		o.Ready = func(ctx context.Context) (bool, error) { return a.ready(ctx, c.Cutover.Hours, hold, ask) }
+		err = e.Migrate(ctx, o)
 		stop()
 		sides.Wait()
 		return err

@@ -80,7 +80,7 @@ func (a *app) root() *cobra.Command {
 	offer(root, "config", cobra.ShellCompDirectiveFilterFileExt, "toml")
 	offer(root, "log-format", cobra.ShellCompDirectiveNoFileComp, "text", "json")
 	root.AddCommand(
-		a.planCommand(), a.migrateCommand(), a.cutoverCommand(), a.statusCommand(), a.verifyCommand(), a.checkCommand(), a.routeCommand(), a.layoutCommand(),
+		a.planCommand(), a.migrateCommand(), a.serveCommand(), a.cutoverCommand(), a.statusCommand(), a.verifyCommand(), a.checkCommand(), a.routeCommand(), a.layoutCommand(),
 		a.cancelCommand(), a.completeCommand(), a.rollbackCommand(),
 		a.demoCommand(), a.versionCommand(),
 	)

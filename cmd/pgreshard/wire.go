@@ -72,8 +72,8 @@ func (c *Config) side(s clusterSection) move.Side {
 	return move.Side{Database: s.Database, Layout: s.Layout, Shards: s.shards(), Replicas: s.replicas(), Spec: c.spec(s)}
 }
 
-func (e moveEngine) Migrate(ctx context.Context, ready func(context.Context) (bool, error)) error {
-	err := e.Move.Migrate(ctx, move.MigrateOptions{Ready: ready})
+func (e moveEngine) Migrate(ctx context.Context, o move.MigrateOptions) error {
+	err := e.Move.Migrate(ctx, o)
 	if move.InTheWay(err) {
 		return &exitError{code: exitCode(err), hint: e.endThem(ctx), err: err}
 	}
