@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgreshard/move"
 	"pgreshard/pgtest"
@@ -150,6 +151,16 @@ func TestTheFreezeFindsWhatWasChangedSinceTheComparison(t *testing.T) {
 	}
 	stop()
 	r.noSlots("")
+	undone := move.EvidenceRefusal{Step: "verify", Why: "differences were found in public.notes"}
+	found := 0
+	for _, refusal := range r.proven(m.Move).Refusals {
+		if refusal.At = (time.Time{}); refusal == undone {
+			found++
+		}
+	}
+	if found != 4 {
+		t.Errorf("%d cutovers that were undone for a row of notes are in the report", found)
+	}
 	r.wentWell()
 }
 

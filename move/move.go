@@ -53,6 +53,7 @@ type Move struct {
 	followers []*follower
 	verified  VerifyStatus
 	compared  map[string]int64 // rows of each table when it was last compared whole
+	witnessed *moment          // what both sides were at the switch, until it is read
 	proving   *proving         // how far the last comparison of everything has come
 	// stopComparing ends the comparison that somebody has asked for.
 	stopComparing context.CancelFunc
@@ -132,6 +133,7 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 		}
 		m.recordFailure(ctx, err)
 		m.leaveAccount(ctx)
+		m.dropWitness()
 		stop(nil)
 		<-watching
 		return err

@@ -54,6 +54,7 @@ func (e *fakeEngine) Plan(context.Context, move.PlanOptions) (report, error) {
 func (e *fakeEngine) Verify(context.Context) (report, error) {
 	return fakeReport{"comparison", e.ok}, nil
 }
+func (e *fakeEngine) Evidence(context.Context) (*move.Evidence, error) { return &move.Evidence{}, nil }
 func (e *fakeEngine) VerifyNow(context.Context) (*verify.Report, error) {
 	return nil, errors.New("no worker")
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"pgreshard/move"
 	"pgreshard/status"
 )
 
@@ -76,6 +78,9 @@ func (a *app) migrate(ctx context.Context, hold, ask bool) error {
 			sides.Go(func() { board.keep(beside, e.Snapshot) })
 		}
 		err = e.Migrate(ctx, func(ctx context.Context) (bool, error) { return a.ready(ctx, c.Cutover.Hours, hold, ask) })
+		if err == nil && e.Snapshot().State == move.StateCompleted {
+			a.ended(ctx, e, c.Move.Name)
+		}
 		stop()
 		sides.Wait()
 		return err
@@ -107,6 +112,15 @@ func (a *app) newServer(worker, asked engine, c *Config) (*status.Server, error)
 			one.Lock()
 			defer one.Unlock()
 			return asked.Route(ctx, table, key)
+		},
+		Report: func(ctx context.Context, page io.Writer) (any, error) {
+			one.Lock()
+			defer one.Unlock()
+			e, err := asked.Evidence(ctx)
+			if err == nil && page != nil {
+				err = writeEvidence(page, e)
+			}
+			return e, err
 		},
 		Words: stateLine, Events: a.recent.events,
 		Verbs: map[string]status.Verb{"cutover": a.cutoverVerb(worker), "rollback": a.rollbackVerb(worker), "complete": a.completeVerb(worker), "verify": verifyVerb(worker)},
