@@ -53,6 +53,7 @@ type Move struct {
 	followers []*follower
 	verified  VerifyStatus
 	compared  map[string]int64 // rows of each table when it was last compared whole
+	reading   *readingNow      // of the comparison that runs; nil: none
 	witnessed *moment          // what both sides were at the switch, until it is read
 	proving   *proving         // how far the last comparison of everything has come
 	// stopComparing ends the comparison that somebody has asked for.
