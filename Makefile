@@ -16,10 +16,10 @@ ROUNDS      ?= 20
 KILLS       ?= 10
 # Tests start real servers: packages beside each other cost memory more than they save time.
 PARALLEL    ?= 2
-# bench: copy, catchup or all, whose sizes are in docs/performance.md; or freeze.
+# bench: copy, catchup, lookup, verify or all, whose sizes are in docs/performance.md; or freeze.
 BENCH       ?= all
 
-.PHONY: build demo test test-all test-versions property remap model failover leaders race bench memory scale faults torture fuzz lint setup clean
+.PHONY: build demo test test-all test-versions property remap model failover alarms leaders race bench memory scale faults torture fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
