@@ -286,6 +286,13 @@ func TestTheFreezeComparesEverythingWhereItMust(t *testing.T) {
 		harm()
 	})
 	finds("public.notes: what changed is not known: ")
+	m.BoundChanges(64 << 10)
+	m.beforeFreeze(func() { // more keys than may be kept
+		r.sources[0].Exec(t, `update notes set note = note || '!' where id > 5000`)
+		harm()
+	})
+	finds("public.notes: more than 64 kB of keys changed since it was compared")
+	m.BoundChanges(0)
 	m.EndAccount(t.Context())
 	r.noSlots("seen")
 

@@ -35,11 +35,12 @@ type Move struct {
 	// interrupted: to go on would be to cut over again, which nobody asked for.
 	returning bool
 
-	forward    *Move               // of the way back (reverse.go): the move it belongs to; else nil
-	requests   chan request        // of people, to the goroutine that conducts the cutover
-	completes  chan completion     // of people, to the goroutine that keeps the source following after the switch
-	amend      func([]step) []step // nil, but in tests: changes the recipe
-	beforeStep func(step string)   // nil, but in tests: runs before each step of a cutover
+	forward     *Move               // of the way back (reverse.go): the move it belongs to; else nil
+	requests    chan request        // of people, to the goroutine that conducts the cutover
+	completes   chan completion     // of people, to the goroutine that keeps the source following after the switch
+	amend       func([]step) []step // nil, but in tests: changes the recipe
+	mostChanges int                 // 0, but in tests: bounds the keys of what changed
+	beforeStep  func(step string)   // nil, but in tests: runs before each step of a cutover
 
 	still     sync.Mutex // who holds the streams still, or the sources frozen
 	verifying sync.Mutex // who compares, or cuts over
