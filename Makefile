@@ -18,10 +18,10 @@ KILLS       ?= 10
 AT_ONCE     ?= 2
 # Tests start real servers: packages beside each other cost memory more than they save time.
 PARALLEL    ?= 2
-# bench: copy, catchup or all, whose sizes are in docs/performance.md; or freeze.
+# bench: copy, catchup, lookup, verify or all, whose sizes are in docs/performance.md; or freeze.
 BENCH       ?= all
 
-.PHONY: build demo test test-all test-versions property remap model failover leaders race bench memory scale forecast faults torture fuzz lint setup clean
+.PHONY: build demo test test-all test-versions property remap model failover alarms leaders race bench memory scale forecast faults torture fuzz lint setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -59,6 +59,9 @@ remap: setup            ## mappings that change at random, from one source and f
 
 failover: setup         ## a worker killed at random KILLS times through a move of three sources, another taking over (FAILOVER_SEED runs one again)
 	$(WITH_GO) FAILOVERS=$(KILLS) go test -v -count 1 -timeout 60m -run '^TestThereIsAlwaysOneWorkerAndNeverTwo$$' $(TEST_FLAGS) ./cmd/pgreshard
+
+alarms: setup           ## RUNS comparisons beside 500 writing transactions a second on 19 tables: none may find what is not there
+	$(WITH_GO) ALARM_RUNS=$(or $(RUNS),100) go test -v -count 1 -timeout 180m -run '^TestNoComparisonFindsWhatIsNotThere$$' $(TEST_FLAGS) ./move
 
 leaders: setup          ## random changes of a shard's leader, LEADERS times 300 of them
 	$(WITH_GO) LEADER_SEEDS=$(LEADERS) go test -v -count 1 -timeout 60m -run '^TestNothingIsOpenedWhereTheShardDoesNotLead$$' $(TEST_FLAGS) ./pg

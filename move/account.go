@@ -141,11 +141,9 @@ func (m *Move) dropAccount(ctx context.Context, nodes ...node) error {
 		return err
 	}
 	err := atOnce(ctx, len(nodes), func(ctx context.Context, i int) error {
-		n, on := nodes[i], m.dest
-		if n.source {
-			on = m.source
-		}
-		return on(ctx, n.number, func(conn *pgx.Conn) error {
+		n := nodes[i]
+		// On a session of its own: a walsender that ends is waited for, and a freeze may need the kept one.
+		return m.on(ctx, m.shardOf(n), pg.Admin, func(conn *pgx.Conn) error {
 			err := m.unlessForeign(n.number, replicator.DropSlot(ctx, conn, m.changesName(n)))
 			if err != nil || n.source {
 				return err

@@ -1,6 +1,7 @@
 package move_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,12 +50,22 @@ func TestBenchWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		stop()
-	}()
 	m := move.New(job.config(), slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	defer m.Close()
+	go func() { // a line asks for a verification
+		defer stop()
+		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+			var early *move.NotReadyError
+			_, err := m.VerifyNow(ctx)
+			for errors.As(err, &early) && ctx.Err() == nil { // its streams are only being started
+				time.Sleep(10 * time.Millisecond)
+				_, err = m.VerifyNow(ctx)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}()
 	err := m.Migrate(ctx, move.MigrateOptions{Ready: func(context.Context) (bool, error) { return false, nil }})
 	if err != nil && !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
@@ -98,7 +109,7 @@ type ours struct {
 
 type benchProcess struct {
 	cmd   *exec.Cmd
-	input io.Closer
+	input io.WriteCloser
 	log   strings.Builder
 	ended chan error
 }

@@ -205,8 +205,8 @@ func (c *changes) bound() {
 			most = name
 		}
 	}
-	if bytes > mostChanges {
-		c.whole(most, fmt.Sprintf("more than %s of keys changed since it was compared", sizeText(mostChanges)))
+	if bound := cmp.Or(c.move.mostChanges, mostChanges); bytes > bound {
+		c.whole(most, fmt.Sprintf("more than %s of keys changed since it was compared", sizeText(int64(bound))))
 	}
 }
 

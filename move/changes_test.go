@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgreshard/move"
 	"pgreshard/pgtest"
@@ -150,6 +151,16 @@ func TestTheFreezeFindsWhatWasChangedSinceTheComparison(t *testing.T) {
 	}
 	stop()
 	r.noSlots("")
+	undone := move.EvidenceRefusal{Step: "verify", Why: "differences were found in public.notes"}
+	found := 0
+	for _, refusal := range r.proven(m.Move).Refusals {
+		if refusal.At = (time.Time{}); refusal == undone {
+			found++
+		}
+	}
+	if found != 4 {
+		t.Errorf("%d cutovers that were undone for a row of notes are in the report", found)
+	}
 	r.wentWell()
 }
 
@@ -275,6 +286,13 @@ func TestTheFreezeComparesEverythingWhereItMust(t *testing.T) {
 		harm()
 	})
 	finds("public.notes: what changed is not known: ")
+	m.BoundChanges(64 << 10)
+	m.beforeFreeze(func() { // more keys than may be kept
+		r.sources[0].Exec(t, `update notes set note = note || '!' where id > 5000`)
+		harm()
+	})
+	finds("public.notes: more than 64 kB of keys changed since it was compared")
+	m.BoundChanges(0)
 	m.EndAccount(t.Context())
 	r.noSlots("seen")
 

@@ -88,6 +88,7 @@ func (c *comparison) compare(ctx context.Context, taken map[pg.Name]*touched, fi
 	request.Tables = slices.DeleteFunc(request.Tables, func(t verify.Table) bool {
 		return !first && c.since.onlyWhole(t.Source.Name, now[t.Source.Name])
 	})
+	defer c.paces(&request)()
 	var mu sync.Mutex
 	at := mo.positions()
 	request.Done = func(i int, t *verify.TableReport) {

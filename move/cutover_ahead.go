@@ -96,6 +96,12 @@ func (c *cutover) verifyDrained(ctx context.Context) error {
 	if !c.MustVerify {
 		return nil
 	}
+	witnessed := make(chan struct{})
+	go func() {
+		defer close(witnessed)
+		c.witness(ctx)
+	}()
+	defer func() { <-witnessed }()
 	at := make([]string, len(c.frozen))
 	for i, z := range c.frozen {
 		at[i] = z.Barrier.String()

@@ -21,22 +21,27 @@ func (c *cutover) undo(ctx context.Context, cause error) error {
 			"within max_freeze, what was sealed when a worker reaches it; `pgreshard status` names it", cause, err)
 	}
 	c.setUndone(time.Since(c.began))
+	c.dropWitness()
+	step, why := "", cause
+	var s *stepError
+	if errors.As(cause, &s) {
+		step, why = s.step, s.err
+	}
 	var err error
 	if c.finishing {
 		err = c.dropForeignKeys(ctx)
 	}
 	if err == nil { // else the state stays, for decideCutover to drop them
-		err = errors.Join(c.journal(ctx, "undo", "after"), c.enter(ctx, c.steady()))
-	}
-	step := ""
-	var s *stepError
-	if errors.As(cause, &s) {
-		step, cause = s.step, s.err
+		err = errors.Join(c.noteUndone(ctx, undoNote{step, undoneBecause(why)}), c.enter(ctx, c.steady()))
 	}
 	if err != nil {
-		cause = errors.Join(cause, err)
+		why = errors.Join(why, err)
 	}
-	return &UndoneError{Step: step, Err: cause, Back: c.forward != nil}
+	return &UndoneError{Step: step, Err: why, Back: c.forward != nil}
+}
+
+func (c *cutover) noteUndone(ctx context.Context, note undoNote) error {
+	return c.home(ctx, func(conn *pgx.Conn) error { return c.book.Journal(ctx, conn, "undo", "after", note) })
 }
 
 func (m *Move) setUndone(d time.Duration) {

@@ -40,3 +40,6 @@ func (m *Move) EndAccount(ctx context.Context) {
 	defer m.verifying.Unlock()
 	m.endAccount(ctx)
 }
+
+// BoundChanges bounds the memory of the keys of what changed.
+func (m *Move) BoundChanges(bytes int) { m.mostChanges = bytes }

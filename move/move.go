@@ -35,12 +35,13 @@ type Move struct {
 	// interrupted: to go on would be to cut over again, which nobody asked for.
 	returning bool
 
-	anyNode    bool                // what is only read may be read on a replica, where a leader does not answer (Check)
-	forward    *Move               // of the way back (reverse.go): the move it belongs to; else nil
-	requests   chan request        // of people, to the goroutine that conducts the cutover
-	completes  chan completion     // of people, to the goroutine that keeps the source following after the switch
-	amend      func([]step) []step // nil, but in tests: changes the recipe
-	beforeStep func(step string)   // nil, but in tests: runs before each step of a cutover
+	anyNode     bool                // what is only read may be read on a replica, where a leader does not answer (Check)
+	forward     *Move               // of the way back (reverse.go): the move it belongs to; else nil
+	requests    chan request        // of people, to the goroutine that conducts the cutover
+	completes   chan completion     // of people, to the goroutine that keeps the source following after the switch
+	amend       func([]step) []step // nil, but in tests: changes the recipe
+	mostChanges int                 // 0, but in tests: bounds the keys of what changed
+	beforeStep  func(step string)   // nil, but in tests: runs before each step of a cutover
 
 	still     sync.Mutex // who holds the streams still, or the sources frozen
 	verifying sync.Mutex // who compares, or cuts over
@@ -54,6 +55,8 @@ type Move struct {
 	followers []*follower
 	verified  VerifyStatus
 	compared  map[string]int64 // rows of each table when it was last compared whole
+	reading   *readingNow      // of the comparison that runs; nil: none
+	witnessed *moment          // what both sides were at the switch, until it is read
 	proving   *proving         // how far the last comparison of everything has come
 	// stopComparing ends the comparison that somebody has asked for.
 	stopComparing context.CancelFunc
@@ -158,6 +161,7 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 		}
 		m.recordFailure(ctx, err)
 		m.leaveAccount(ctx)
+		m.dropWitness()
 		stop(nil)
 		<-watching
 		return err

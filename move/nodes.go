@@ -30,10 +30,11 @@ func (n node) String() string {
 
 // health is what is known of every server; Move.mu guards it.
 type health struct {
-	silent map[node]string     // which do not answer, and why
-	slots  map[int]*slotHealth // by source; nil where the slot is not there
-	disks  map[int]int64       // by source, as first seen: room for log with what the slot kept then; 0 where it cannot be seen
-	stalls map[*stall]struct{} // work that was interrupted and is tried again
+	silent  map[node]string     // which do not answer, and why
+	slots   map[int]*slotHealth // by source; nil where the slot is not there
+	disks   map[int]int64       // by source, as first seen: room for log with what the slot kept then; 0 where it cannot be seen
+	pressed map[node]pressure   // what applications' sessions do
+	stalls  map[*stall]struct{} // work that was interrupted and is tried again
 }
 
 // slotHealth is what a source's server says of our slot; nil where it does not say.
@@ -152,6 +153,9 @@ func (m *Move) look(ctx context.Context, n node, conn *pgx.Conn) *pgx.Conn {
 		}
 	default:
 		err = conn.Ping(bounded)
+	}
+	if err == nil {
+		err = m.press(bounded, n, conn)
 	}
 	if ctx.Err() != nil {
 		return conn

@@ -58,7 +58,7 @@ func (p *planner) checkTables(ctx context.Context) (*inventory, error) {
 		p.note("no table of the move comes under %s", rule)
 	}
 	p.noteUnknown(inv)
-	return inv, errors.Join(p.noteMappings(ctx, inv), p.notMoved(ctx, inv), p.noteUniques(ctx, inv), p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
+	return inv, errors.Join(p.noteMappings(ctx, inv), p.noteUnused(ctx, inv), p.notMoved(ctx, inv), p.noteUniques(ctx, inv), p.noteForeignKeys(ctx, inv), p.noteSequences(ctx, inv))
 }
 
 // checkReverse: an omnisharded table is followed back from the first shard alone.

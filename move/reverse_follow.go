@@ -48,6 +48,9 @@ func (m *Move) end(ctx context.Context, inv *inventory) error {
 	if err := m.settleSwitch(ctx, inv); err != nil {
 		return err
 	}
+	if err := m.readWitness(ctx, inv); err != nil {
+		return err
+	}
 	if err := m.setDetail(ctx, endingKey, true); err != nil {
 		return err
 	}
@@ -76,6 +79,12 @@ func (m *Move) keepFollowing(ctx context.Context, inv *inventory, follow bool) e
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.settled = true
+		return nil
+	})
+	g.Go(func() error {
+		if err := m.readWitness(following, inv); err != nil && following.Err() == nil {
+			m.log.Warn("what every table added up to at the switch was not read", "error", oneLine(err))
+		}
 		return nil
 	})
 	g.Go(func() error { return m.keepAlong(following) })

@@ -46,6 +46,7 @@ func (m *Move) snapshot() Status {
 	if p := m.proving; p != nil {
 		s.Verify.Verified, s.Verify.TablesTotal, s.Verify.Interrupted = p.verifiedTables(), p.Of, !p.Ended && s.Verify.State != "running"
 	}
+	m.reading.tell(&s.Verify)
 	s.Cutover.MaxFreezeSeconds = m.MaxFreeze.Seconds()
 	s.Cutover.Hooks, s.Cutover.Steps = slices.Clone(m.hooks), slices.Clone(m.steps)
 	if m.failure != "" {

@@ -135,6 +135,12 @@ type VerifyStatus struct {
 	Verified    []TableVerified `json:"verified,omitempty"`
 	TablesTotal int             `json:"tables_total,omitempty"`
 	Interrupted bool            `json:"interrupted,omitempty"`
+	// Bytes of BytesTotal, of the tables' files on the sources, are read by the comparison that runs, and ETASeconds is in how long all are, nil where
+	// that is not known yet; Paced is what it gives way to, empty while it reads.
+	Bytes      int64    `json:"bytes,omitempty"`
+	BytesTotal int64    `json:"bytes_total,omitempty"`
+	ETASeconds *float64 `json:"eta_seconds,omitempty"`
+	Paced      string   `json:"paced,omitempty"`
 }
 
 // differs says that the last comparison that came to its end found something.

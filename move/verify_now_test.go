@@ -107,6 +107,9 @@ func TestAComparisonBesideWritersIsExact(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
+	if e := r.proven(m.Move); len(e.Repairs) < 5 || e.Repairs[0].Written != 1 {
+		t.Errorf("repairs in the report: %+v", e.Repairs)
+	}
 	for _, db := range r.shards {
 		db.Exec(t, `delete from orders where id > 5000000; delete from countries where code = 'ZZ'`)
 	}

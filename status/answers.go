@@ -1,6 +1,7 @@
 package status
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -68,6 +69,29 @@ func another(r *http.Request, snapshot func() move.Status, version int) bool {
 		}
 	}
 	return true
+}
+
+func (s *Server) reportJSON(w http.ResponseWriter, r *http.Request) {
+	report, err := s.config.Report(r.Context(), nil)
+	if err != nil {
+		problem(w, errorCode(err, http.StatusNotFound), err.Error())
+		return
+	}
+	reply(w, report)
+}
+
+// reportPolicy lets the report be styled, and nothing else.
+const reportPolicy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+
+func (s *Server) reportPage(w http.ResponseWriter, r *http.Request) {
+	var page bytes.Buffer
+	if _, err := s.config.Report(r.Context(), &page); err != nil {
+		problem(w, errorCode(err, http.StatusNotFound), err.Error())
+		return
+	}
+	w.Header().Set("Content-Security-Policy", reportPolicy)
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = w.Write(page.Bytes())
 }
 
 // maxKey is the longest key /route takes, in bytes; a key of several columns is given as several key=.

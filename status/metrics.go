@@ -32,6 +32,13 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	collectLookup(out, s.Lookup)
 	out <- gauge(verifyRowsDesc, float64(s.Verify.Rows))
 	out <- gauge(verifyDifferencesDesc, float64(s.Verify.Differences))
+	out <- gauge(verifyTablesDesc, float64(len(s.Verify.Verified)))
+	out <- gauge(verifyPacedDesc, truth(s.Verify.Paced != ""))
+	if s.Verify.BytesTotal > 0 {
+		out <- gauge(verifyBytesDesc, float64(s.Verify.Bytes))
+		out <- gauge(verifySizeDesc, float64(s.Verify.BytesTotal))
+	}
+	optional(out, verifyETADesc, s.Verify.ETASeconds)
 	optional(out, freezeDesc, s.Cutover.FreezeSeconds)
 	out <- gauge(maxFreezeDesc, s.Cutover.MaxFreezeSeconds)
 }
@@ -84,6 +91,11 @@ var (
 	queryDesc     = desc("lookup_query_duration_seconds", "Time of a lookup query, failed and timed-out ones too.")
 
 	verifyRowsDesc        = desc("verify_rows", "Rows compared by the last verification.")
+	verifyTablesDesc      = desc("verify_tables", "Tables that the last comparison of everything has found equal so far.")
+	verifyPacedDesc       = desc("verify_paced", "1 while a comparison gives way to load.")
+	verifyBytesDesc       = desc("verify_bytes", "Bytes of the tables' files read by the comparison that runs.")
+	verifySizeDesc        = desc("verify_size_bytes", "Bytes of the tables' files that it reads in all.")
+	verifyETADesc         = desc("verify_eta_seconds", "In how long it has read them at the rate so far.")
 	verifyDifferencesDesc = desc("verify_differences", "Differences the last verification found.")
 	freezeDesc            = desc("freeze_seconds", "How long writes were refused by the last freeze.")
 	maxFreezeDesc         = desc("max_freeze_seconds", "How long writes may be refused without the switch ([cutover] max_freeze).")

@@ -5,6 +5,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -24,6 +25,8 @@ type Config struct {
 	// JSON. Where one is nil, its path is not served.
 	Layout func(context.Context) (any, error)
 	Route  func(ctx context.Context, table string, key []string) (any, error)
+	// Report is what the move can show for itself, and writes it as a page where there is one to write to. nil: not served.
+	Report func(ctx context.Context, page io.Writer) (any, error)
 	// Words say what a status means; Events are what happened last, the latest first. nil: the page does without.
 	Words  func(move.Status) string
 	Events func() []Event
@@ -63,6 +66,10 @@ func New(c Config) *Server {
 	mux.Handle("GET /metrics", s.guard(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), read, c.MetricsToken))
 	if c.Layout != nil {
 		mux.Handle("GET /layout", s.guard(http.HandlerFunc(s.layout), read))
+	}
+	if c.Report != nil {
+		mux.Handle("GET /report.json", s.guard(http.HandlerFunc(s.reportJSON), read))
+		mux.Handle("GET /report", s.guard(http.HandlerFunc(s.reportPage), read))
 	}
 	if c.Route != nil {
 		mux.Handle("GET /route", s.guard(http.HandlerFunc(s.route), read))

@@ -67,6 +67,10 @@ type Request struct {
 	Parallel int    // scans at once over all nodes; default 4
 	Limit    int    // keys named per table; default 20
 	HideKeys bool   // keys appear as their hash
+	// Pace, where set, is asked before each scan of a table, or of a part of it, and may wait.
+	Pace func(context.Context) error
+	// Part, where set, is told of each such scan of Run's when it is done, with its share of the table on all nodes together, by several goroutines at once.
+	Part func(t *Table, share float64)
 	// Done, where set, is told of each table as soon as it was compared, by several goroutines at once.
 	Done func(table int, t *TableReport)
 	// OneSource leaves out comparing the sources' copies of omnisharded tables with each other.

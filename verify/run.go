@@ -27,6 +27,7 @@ type verifier struct {
 const (
 	blockRows  = 200_000
 	rangePages = 16384 // 128 MB
+	mostRanges = 1024  // of a table on one node
 )
 
 // begin opens a session on every node.
@@ -117,6 +118,11 @@ func (v *verifier) close() {
 
 // on runs one scan on one node as soon as there is a place for it.
 func (v *verifier) on(ctx context.Context, n *node, f func(*pgconn.PgConn) error) error {
+	if v.Pace != nil {
+		if err := v.Pace(ctx); err != nil {
+			return err
+		}
+	}
 	return v.onWith(ctx, n, "", f)
 }
 

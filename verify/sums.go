@@ -81,6 +81,9 @@ func (v *verifier) sums(ctx context.Context, t *Table, s side) (sums, error) {
 			for _, where := range ranges {
 				scans.Go(func() error {
 					part, err := v.scanSums(ctx, n, s.sql.sums(t, where))
+					if err == nil && v.Part != nil {
+						v.Part(t, 1/float64(len(ranges)*len(v.all())))
+					}
 					mu.Lock()
 					defer mu.Unlock()
 					for k, one := range part {
@@ -116,7 +119,7 @@ func (v *verifier) ranges(ctx context.Context, n *node, t *Table, e expressions)
 			return err
 		})
 	})
-	parts := min(pages/v.rangePages+1, int64(v.Parallel))
+	parts := min(pages/v.rangePages+1, mostRanges)
 	if err != nil || parts < 2 {
 		return []string{""}, err
 	}

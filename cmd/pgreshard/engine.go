@@ -35,6 +35,9 @@ type engine interface {
 	Cancel(context.Context, move.CancelOptions) error
 	Complete(ctx context.Context, release bool) (fenced bool, err error)
 
+	// Evidence reads there what the move can show for itself.
+	Evidence(context.Context) (*move.Evidence, error)
+
 	// Status reads the bookkeeping tables; Snapshot is what the worker in this process knows, and asks nobody.
 	Status(context.Context) (move.Status, error)
 	Snapshot() move.Status

@@ -12,18 +12,6 @@ func notBuilt(what string) error {
 	return &exitError{code: exitUsage, hint: "the README lists what is", err: fmt.Errorf("%s is not built yet", what)}
 }
 
-// laterCommands answer with notBuilt and stand in no help.
-func (a *app) laterCommands() []*cobra.Command {
-	var list []*cobra.Command
-	for _, name := range []string{} {
-		list = append(list, &cobra.Command{
-			Use: name, Hidden: true, DisableFlagParsing: true,
-			RunE: func(*cobra.Command, []string) error { return notBuilt("pgreshard " + name) },
-		})
-	}
-	return list
-}
-
 // laterFlags gives a command flags that stand in no help and answer with notBuilt.
 func laterFlags(c *cobra.Command, names ...string) {
 	for _, name := range names {

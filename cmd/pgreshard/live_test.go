@@ -75,6 +75,7 @@ func TestTheCommandsBesideALiveMove(t *testing.T) {
 	r.serves(1, 1)
 	r.routes()
 	r.rehearses(worker)
+	r.shows()
 
 	stop()
 	if err := worker.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -118,6 +119,7 @@ func TestTheCommandsBesideALiveMove(t *testing.T) {
 	r.placed()
 	r.serves(2, 3)
 	r.routes()
+	r.reported()
 	r.verifies()
 	if code, out, said := r.run("status"); code != exitDone || !strings.Contains(out, "layout 2 serves") || !strings.Contains(out, "state:  completed: ") || !strings.HasSuffix(out, "\nsafe to cut over: no, because the move is completed\n") {
 		t.Errorf("status after the move: %d\n%s", code, said)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"strings"
@@ -92,6 +93,9 @@ func (a *app) work(ctx context.Context, o move.MigrateOptions, hold, ask bool) e
 		}
 		o.Ready = func(ctx context.Context) (bool, error) { return a.ready(ctx, c.Cutover.Hours, hold, ask) }
 		err = e.Migrate(ctx, o)
+		if err == nil && e.Snapshot().State == move.StateCompleted {
+			a.ended(ctx, e, c.Move.Name)
+		}
 		stop()
 		sides.Wait()
 		return err
@@ -123,6 +127,15 @@ func (a *app) newServer(worker, asked engine, c *Config) (*status.Server, error)
 			one.Lock()
 			defer one.Unlock()
 			return asked.Route(ctx, table, key)
+		},
+		Report: func(ctx context.Context, page io.Writer) (any, error) {
+			one.Lock()
+			defer one.Unlock()
+			e, err := asked.Evidence(ctx)
+			if err == nil && page != nil {
+				err = writeEvidence(page, e)
+			}
+			return e, err
 		},
 		Words: stateLine, Events: a.recent.events,
 		Verbs: map[string]status.Verb{"cutover": a.cutoverVerb(worker), "rollback": a.rollbackVerb(worker), "complete": a.completeVerb(worker), "verify": verifyVerb(worker), "check": checkVerb(worker, c)},

@@ -60,7 +60,10 @@ func (a *app) complete(ctx context.Context, e engine, cfg *Config, release bool)
 	err = a.ask(ctx, e, cfg, "complete", completeOptions{release}, &none)
 	switch {
 	case errors.Is(err, errNoWorker):
-		return e.Complete(ctx, release)
+		if fenced, err = e.Complete(ctx, release); err == nil {
+			a.ended(ctx, e, cfg.Move.Name)
+		}
+		return fenced, err
 	case err != nil:
 		return false, err
 	}

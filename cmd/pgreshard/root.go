@@ -84,7 +84,6 @@ func (a *app) root() *cobra.Command {
 		a.cancelCommand(), a.completeCommand(), a.rollbackCommand(),
 		a.demoCommand(), a.versionCommand(),
 	)
-	root.AddCommand(a.laterCommands()...)
 	return root
 }
 

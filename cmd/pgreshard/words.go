@@ -288,7 +288,17 @@ func provingLines(v move.VerifyStatus) (lines []string) {
 	case v.Interrupted:
 		lines = append(lines, fmt.Sprintf("verify: was interrupted when %d of %d tables were found equal; pgreshard verify goes on", len(v.Verified), v.TablesTotal))
 	case v.State == "running" && v.TablesTotal > 0:
-		lines = append(lines, fmt.Sprintf("verify: %d of %d tables are found equal", len(v.Verified), v.TablesTotal))
+		text := fmt.Sprintf("verify: %d of %d tables are found equal", len(v.Verified), v.TablesTotal)
+		if v.BytesTotal > 0 {
+			text += fmt.Sprintf(", %s of %s read", bytesWords(v.Bytes), bytesWords(v.BytesTotal))
+		}
+		if v.ETASeconds != nil {
+			text += ", about " + secondsWords(*v.ETASeconds) + " left"
+		}
+		if v.Paced != "" {
+			text += "; it waits, because " + v.Paced
+		}
+		lines = append(lines, text)
 	default:
 		return nil
 	}
