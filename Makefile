@@ -16,7 +16,7 @@ ROUNDS      ?= 20
 KILLS       ?= 10
 # Tests start real servers: packages beside each other cost memory more than they save time.
 PARALLEL    ?= 2
-# bench: copy, catchup or all, whose sizes are in docs/performance.md; or freeze.
+# bench: copy, catchup or all, whose sizes are in docs/performance.md; or freeze, or fanout.
 BENCH       ?= all
 
 .PHONY: build demo test test-all test-versions property remap model failover leaders race bench memory scale faults torture fuzz lint setup clean
