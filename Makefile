@@ -18,7 +18,7 @@ KILLS       ?= 10
 AT_ONCE     ?= 2
 # Tests start real servers: packages beside each other cost memory more than they save time.
 PARALLEL    ?= 2
-# bench: copy, catchup, lookup, verify or all, whose sizes are in docs/performance.md; or freeze.
+# bench: copy, catchup, lookup, verify or all, whose sizes are in docs/performance.md; or freeze, or fanout.
 BENCH       ?= all
 
 .PHONY: build demo test test-all test-versions property remap model failover alarms leaders race bench memory scale forecast faults torture fuzz lint setup clean

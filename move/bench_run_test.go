@@ -12,7 +12,7 @@ import (
 
 // benchOptions is what `make bench` measures; each has its name in the environment.
 type benchOptions struct {
-	What    string // BENCH: copy, catchup, lookup, verify or all; freeze
+	What    string // BENCH: copy, catchup, lookup, verify or all; freeze; fanout
 	Runs    int    // RUNS: of each side, in turn
 	Rows    int    // BENCH_ROWS: rows of the copy, 250 bytes each
 	Tx      int    // BENCH_TX: transactions of the backlog, 3 changes each
@@ -29,11 +29,15 @@ var benchDefaults = benchOptions{What: "all", Runs: 3, Rows: 2_000_000, Tx: 100_
 // table; a run of the full size writes it to docs/performance.md. It runs when BENCH is set.
 func TestBench(t *testing.T) {
 	if os.Getenv("BENCH") == "" {
-		t.Skip("a benchmark of many minutes: BENCH=copy, catchup, lookup, verify, all or freeze runs it")
+		t.Skip("a benchmark of many minutes: BENCH=copy, catchup, lookup, verify, all, freeze or fanout runs it")
 	}
 	o := benchOptionsOf(t, os.Getenv)
-	if o.What == "freeze" {
+	switch o.What {
+	case "freeze":
 		benchFreezes(t)
+		return
+	case "fanout":
+		benchFanout(t)
 		return
 	}
 	b := newBench(t, o)
@@ -61,8 +65,8 @@ func benchOptionsOf(t *testing.T, env func(string) string) benchOptions {
 	t.Helper()
 	o := benchDefaults
 	o.What, o.Profile = env("BENCH"), env("BENCH_PROFILE")
-	if !slices.Contains([]string{"copy", "catchup", "lookup", "verify", "all", "freeze"}, o.What) {
-		t.Fatalf("BENCH is %q; it may be copy, catchup, lookup, verify, all or freeze", o.What)
+	if !slices.Contains([]string{"copy", "catchup", "lookup", "verify", "all", "freeze", "fanout"}, o.What) {
+		t.Fatalf("BENCH is %q; it may be copy, catchup, lookup, verify, all, freeze or fanout", o.What)
 	}
 	for name, into := range map[string]*int{"RUNS": &o.Runs, "BENCH_ROWS": &o.Rows, "BENCH_TX": &o.Tx, "BENCH_BASE": &o.Base,
 		"BENCH_SHARDS": &o.Shards, "BENCH_WORKERS": &o.Workers} {
