@@ -47,6 +47,7 @@ type Config struct {
 	Hooks       Hooks
 	OnBlockers  string // BlockersUndo (also where it is empty) or BlockersTerminate
 
+	Publishes      bool // [cdc] is on
 	EndOldSessions bool // after the switch those that applications have on the layout that was left
 
 	PgBin    string // where pg_dump and pg_restore are; empty: PATH and the usual places

@@ -53,6 +53,9 @@ func (c *cutover) check(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := c.prepareLeg(ctx); err != nil {
+		return err
+	}
 	err = c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		set, err := c.planSequences(ctx, n, conn)
 		if err != nil || c.forward != nil { // the sources' keep their definitions
@@ -165,7 +168,10 @@ func (c *cutover) finish(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.startOther(ctx)
+	if err := c.startOther(ctx); err != nil {
+		return err
+	}
+	return c.handOver(ctx)
 }
 
 // startOther has the streams of the other way start here, if there are to be any.

@@ -157,7 +157,6 @@ func TestASettingThatIsNotBuiltIsRefused(t *testing.T) {
 	}
 	for key, set := range map[string]func(*Config){
 		"replicas": func(c *Config) { c.Destination.Shards = []shardSection{{Replicas: []address{"postgres://h/d"}}} },
-		"cdc":      func(c *Config) { c.CDC.Snapshot = false },
 	} {
 		c := defaults()
 		if err := c.unbuilt(); err != nil {

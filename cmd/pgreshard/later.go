@@ -59,7 +59,6 @@ func (c *Config) unbuilt(heeded ...string) error {
 		key  string
 		hint string
 	}{
-		{c.CDC.Enabled || !c.CDC.Snapshot, "cdc", "take the section out"},
 		{c.Source.replicated() || c.Destination.replicated(), "replicas", "take them out: nothing reads there yet"},
 		{len(c.Checks) > 0, "checks", "take the section out"},
 		{!c.General.ShowKeys, "general.show_keys", "true"},
