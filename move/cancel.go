@@ -53,6 +53,9 @@ func (m *Move) Cancel(ctx context.Context, o CancelOptions) error {
 }
 
 func (m *Move) cancel(ctx context.Context, w *work, o CancelOptions) error {
+	if m.publishesOnly() {
+		return m.cancelPublishing(ctx, w)
+	}
 	serving, err := m.readServing(ctx)
 	if err != nil {
 		return err
@@ -68,11 +71,23 @@ func (m *Move) cancel(ctx context.Context, w *work, o CancelOptions) error {
 	if err := m.endPaused(ctx); err != nil {
 		return err
 	}
-	clearOne := nodeNamed(func(ctx context.Context, n node, conn *pgx.Conn) error { return m.clearShard(ctx, n, conn, dropData) })
+	kept, err := m.keptCDC(ctx)
+	if err != nil {
+		return err
+	}
+	clearOne := nodeNamed(func(ctx context.Context, n node, conn *pgx.Conn) error {
+		if err := m.dropLegs(ctx, kept.Legs, n); err != nil {
+			return err
+		}
+		return m.clearShard(ctx, n, conn, dropData)
+	})
+	release := nodeNamed(func(ctx context.Context, n node, conn *pgx.Conn) error {
+		return m.releaseSource(ctx, n, conn, kept.Legs)
+	})
 	err = errors.Join(
 		m.dropReverse(ctx, w.present(false)...),
 		m.dropAccount(ctx, w.nodes...),
-		m.each(ctx, w.present(true), nodeNamed(m.releaseSource)),
+		m.each(ctx, w.present(true), release),
 		m.each(ctx, slices.DeleteFunc(w.present(false), home), clearOne),
 		w.left("what the move made there is left"))
 	if err != nil {
@@ -166,11 +181,11 @@ func (m *Move) mine(ctx context.Context, takeOver bool) (*work, error) {
 
 // releaseSource goes in the order of what presses: writes pass, the log is let go, and then what may wait for others'
 // transactions.
-func (m *Move) releaseSource(ctx context.Context, n node, conn *pgx.Conn) error {
+func (m *Move) releaseSource(ctx context.Context, n node, conn *pgx.Conn, legs []cdcLeg) error {
 	if err := m.letWrite(ctx, conn); err != nil {
 		return err
 	}
-	err := m.dropSlotAndPublication(ctx, n.number, conn)
+	err := errors.Join(m.dropLegs(ctx, legs, n), m.dropSlotAndPublication(ctx, n.number, conn))
 	if err == nil {
 		err = m.removeFence(ctx, n, conn)
 	}
@@ -299,6 +314,11 @@ func (m *Move) complete(ctx context.Context, w *work, release bool) error {
 	m.setState(w.known.State)
 	switch w.known.State {
 	case StateCompleted:
+		if !m.Publishes {
+			if _, err := m.newCDC(ctx, nil); err != nil {
+				return err
+			}
+		}
 	case StateSwitched:
 		if err := w.left("what the move made there would be left"); err != nil {
 			return err

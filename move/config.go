@@ -49,6 +49,7 @@ type Config struct {
 
 	Checks []Check // asked of both sides by Check, CheckNow and the verifications
 
+	Publishes      bool // [cdc] is on
 	EndOldSessions bool // after the switch those that applications have on the layout that was left
 
 	PgBin    string // where pg_dump and pg_restore are; empty: PATH and the usual places

@@ -19,7 +19,7 @@ func (m *Move) streamAndCutOver(ctx context.Context, o MigrateOptions) error {
 	if err := m.endPaused(ctx); err != nil {
 		return err
 	}
-	if err := m.dropReverse(ctx); err != nil { // of a cutover that was not made
+	if err := errors.Join(m.dropReverse(ctx), m.takeLegBack(ctx)); err != nil { // of a cutover that was not made
 		return err
 	}
 	for {

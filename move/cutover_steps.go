@@ -54,6 +54,9 @@ func (c *cutover) check(ctx context.Context) error {
 		}
 	}
 	c.own = make([][]Sequence, len(c.Destination.Shards))
+	if err := c.prepareLeg(ctx); err != nil {
+		return err
+	}
 	err = c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		if c.forward != nil {
 			if err := c.readOwn(ctx, n, conn); err != nil {
@@ -171,7 +174,10 @@ func (c *cutover) finish(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.startOther(ctx)
+	if err := c.startOther(ctx); err != nil {
+		return err
+	}
+	return c.handOver(ctx)
 }
 
 // startOther has the streams of the other way start here, if there are to be any.

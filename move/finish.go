@@ -142,6 +142,10 @@ func (m *Move) copyRecord(ctx context.Context) error {
 // record, and the fence on the retired sources, so that a forgotten writer is refused and not lost.
 func (m *Move) cleanUp(ctx context.Context) error {
 	err := errors.Join(m.forgetReverse(ctx), m.dropAccount(ctx, m.allNodes()...))
+	if !m.Publishes { // else it goes on with the layout that serves
+		_, stopped := m.newCDC(ctx, nil)
+		err = errors.Join(err, stopped)
+	}
 	err = errors.Join(err, m.sources(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		return errors.Join(m.dropSlotAndPublication(ctx, n, conn), m.restoreIdentities(ctx, n, conn))
 	}))

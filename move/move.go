@@ -65,6 +65,7 @@ type Move struct {
 	reverse       *Move        // the way back, once there is one
 	settled       bool         // what follows the switch is done
 	lost          string       // why there is no way back any more, empty while there is
+	cdc           *cdc         // nil where nothing is published
 	steps         []StepReport // of the last cutover
 	health        health
 	rates         rates
@@ -111,17 +112,6 @@ func (m *Move) Close() {
 	m.spares.close()
 }
 
-// endReverse forgets the way back.
-func (m *Move) endReverse() {
-	m.mu.Lock()
-	reverse := m.reverse
-	m.reverse = nil
-	m.mu.Unlock()
-	if reverse != nil {
-		reverse.Close()
-	}
-}
-
 // stream keys one source's bookkeeping on the shards.
 func (m *Move) stream(source int) checkpoints.Stream {
 	name := m.Name
@@ -139,6 +129,7 @@ type MigrateOptions struct {
 	// Serve: nothing ends but by being asked for. A move that has switched waits for its completion also where the old layout
 	// does not follow, and after a rollback the source is followed again.
 	Serve bool
+	CDC   *CDC // nil: nothing is published
 }
 
 // Migrate takes the move to its end, from wherever it is. What can be tried again is tried again; everything else
@@ -148,22 +139,40 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 		return err
 	}
 	return m.whileHeld(ctx, func(ctx context.Context) error {
-		ctx, stop := context.WithCancelCause(ctx)
-		watching := make(chan struct{})
-		go func() {
-			defer close(watching)
-			m.watchNodes(ctx, stop)
-		}()
-		err := m.retry(ctx, func(ctx context.Context) error { return m.advance(ctx, o) })
+		whole, stop := context.WithCancelCause(ctx)
+		var beside sync.WaitGroup
+		beside.Go(func() { m.watchNodes(whole, stop) })
+		err := m.retry(whole, func(ctx context.Context) error {
+			if m.publishing() == nil {
+				publisher, err := m.newCDC(ctx, o.CDC)
+				if err != nil {
+					return err
+				}
+				if publisher != nil {
+					beside.Go(func() { publisher.run(whole) })
+				}
+			}
+			if m.publishesOnly() {
+				return m.publishOnly(ctx)
+			}
+			return m.advance(ctx, o)
+		})
+		if err == nil && !o.Serve && m.publishing() != nil {
+			m.log.Warn("changes go on to be published once `pgreshard serve` runs; meanwhile the slots keep the log")
+		}
+		if err == nil && o.Serve && o.CDC != nil { // what the layout that serves commits goes on to be published
+			<-whole.Done()
+			err = whole.Err()
+		}
 		var over *BudgetError
-		if errors.As(context.Cause(ctx), &over) {
+		if errors.As(context.Cause(whole), &over) {
 			err = m.giveUp(ctx, over)
 		}
 		m.recordFailure(ctx, err)
 		m.leaveAccount(ctx)
 		m.dropWitness()
 		stop(nil)
-		<-watching
+		beside.Wait()
 		return err
 	})
 }
@@ -205,7 +214,11 @@ func (m *Move) takeUp(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := m.home(ctx, func(conn *pgx.Conn) error { return m.book.Start(ctx, conn, StateCreated, spec) }); err != nil {
+		state := StateCreated
+		if m.publishesOnly() {
+			state = StateStreaming
+		}
+		if err := m.home(ctx, func(conn *pgx.Conn) error { return m.book.Start(ctx, conn, state, spec) }); err != nil {
 			return err
 		}
 	}

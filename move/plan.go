@@ -24,7 +24,9 @@ type Plan struct {
 	Nodes    []PlannedNode   `json:"nodes"`
 	Tables   []PlannedTable  `json:"tables"`
 	Problems layout.Problems `json:"problems"`
-	Notes    []string        `json:"notes"` // what an operator should know and need not mend
+	// PublishesOnly: there is no destination.
+	PublishesOnly bool     `json:"publishes_only,omitempty"`
+	Notes         []string `json:"notes"` // what an operator should know and need not mend
 	// Statements lose their shard; PlanWith only.
 	Statements []PlannedStatement `json:"statements,omitempty"`
 	// Surveys are what samples of the sources' rows tell of the sharded tables, the largest first; PlanWith only.
@@ -73,7 +75,7 @@ func (m *Move) Plan(ctx context.Context) (*Plan, error) {
 
 // plan also hands out what the rules are, nil where they cannot be told.
 func (m *Move) plan(ctx context.Context, o PlanOptions) (*planner, *inventory, error) {
-	p := &planner{Move: m, everyKey: o.EveryKey, plan: &Plan{Problems: layout.Problems{}, Notes: []string{}}, systems: map[string]string{}}
+	p := &planner{Move: m, everyKey: o.EveryKey, plan: &Plan{Problems: layout.Problems{}, Notes: []string{}, PublishesOnly: m.publishesOnly()}, systems: map[string]string{}}
 	sources := p.side(ctx, "source", m.Source, p.checkSource)
 	p.side(ctx, "destination", m.Destination, p.checkDestination)
 	if ctx.Err() != nil {
@@ -81,6 +83,9 @@ func (m *Move) plan(ctx context.Context, o PlanOptions) (*planner, *inventory, e
 	}
 	if !p.switched() { // else the record is this move's own
 		p.plan.Problems = append(p.plan.Problems, p.serving...)
+	}
+	if sources && p.publishesOnly() {
+		return p, nil, p.checkPublished(ctx)
 	}
 	if sources {
 		p.checkNames(ctx)

@@ -17,8 +17,16 @@ const selectSource = `select current_setting('wal_level'),
 	current_setting('max_wal_senders')::int - (select count(*) from pg_stat_replication), pg_has_role('pg_read_all_stats', 'usage'), current_user::text`
 
 func (p *planner) checkSource(ctx context.Context, where string, n int, conn *pgx.Conn) {
-	p.checkFollowed(ctx, where, p.Source.Shards[n], 2, conn)
-	p.noteCompared(ctx, where, p.Source.Shards[n], 3, conn)
+	if p.publishesOnly() {
+		p.checkFollowed(ctx, where, p.Source.Shards[n], 1, conn)
+		return
+	}
+	published := 0
+	if p.Publishes {
+		published = 1
+	}
+	p.checkFollowed(ctx, where, p.Source.Shards[n], 2+published, conn)
+	p.noteCompared(ctx, where, p.Source.Shards[n], 3+published, conn)
 	if p.Reverse {
 		p.checkWritten(ctx, where, p.Source.Shards[n], conn, "; or do without a rollback: [cutover] reverse = false")
 	}

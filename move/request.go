@@ -202,7 +202,7 @@ func (c *cutover) attempts(ctx context.Context) error {
 func (c *cutover) withoutReverse(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), slotPatience)
 	defer cancel()
-	return c.dropReverse(ctx)
+	return errors.Join(c.dropReverse(ctx), c.takeLegBack(ctx))
 }
 
 // withHook adds to why a cutover was undone that what comes after it failed.

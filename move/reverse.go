@@ -61,6 +61,17 @@ func (m *Move) wayBack() *Move {
 	return m.reverse
 }
 
+// endReverse forgets the way back.
+func (m *Move) endReverse() {
+	m.mu.Lock()
+	reverse := m.reverse
+	m.reverse = nil
+	m.mu.Unlock()
+	if reverse != nil {
+		reverse.Close()
+	}
+}
+
 func newReverse(m *Move) *Move {
 	c := m.Config
 	c.Source, c.Destination = m.Destination, m.Source

@@ -159,6 +159,9 @@ func (m *Move) home(ctx context.Context, fn func(*pgx.Conn) error) error {
 	if m.forward != nil {
 		return m.forward.home(ctx, fn)
 	}
+	if m.publishesOnly() {
+		return m.source(ctx, 0, fn)
+	}
 	return m.dest(ctx, 0, fn)
 }
 

@@ -52,6 +52,10 @@ func (m *Move) snapshot() Status {
 	if m.failure != "" {
 		s.Error = &m.failure
 	}
+	if m.cdc != nil {
+		s.CDC = m.cdc.status()
+		s.Alarms = append(s.Alarms, s.CDC.alarms()...)
+	}
 	if m.state == StateCopying {
 		s.CopyETA = m.rates.copyETA(len(m.Source.Shards))
 	}
@@ -61,6 +65,9 @@ func (m *Move) snapshot() Status {
 
 // safe says whether a cutover may be tried now; m.mu is held.
 func (m *Move) safe() SafeToCutOver {
+	if m.publishesOnly() {
+		return SafeToCutOver{Because: []string{"there is no [destination]: changes are published only"}}
+	}
 	var because []string
 	if m.state != m.steady() {
 		because = append(because, "the move is "+m.state)

@@ -25,6 +25,7 @@ type Status struct {
 	Lookup        LookupStatus   `json:"lookup"`
 	Verify        VerifyStatus   `json:"verify"`
 	Cutover       CutoverStatus  `json:"cutover"`
+	CDC           *CDCStatus     `json:"cdc,omitempty"`     // where changes are published
 	Reverse       *ReverseStatus `json:"reverse,omitempty"` // after the switch, while the old layout is to follow
 	Worker        string         `json:"worker,omitempty"`  // who holds the lease, in words; empty: nobody, or who answers
 	Idle          bool           `json:"idle,omitempty"`    // no worker runs

@@ -57,6 +57,9 @@ func (m *Move) Status(ctx context.Context) (Status, error) {
 	if s.State == StateSwitched || s.State == StateRollingBack {
 		s.Reverse, err = m.storedReverse(ctx)
 	}
+	if err == nil && s.CDC == nil {
+		s.CDC, err = m.storedCDC(ctx)
+	}
 	return s, errors.Join(err, ctx.Err())
 }
 
@@ -111,8 +114,8 @@ func (m *Move) storedFences(ctx context.Context) (out []FenceStatus) {
 
 // homeSilent is an error where the home did not answer when last looked at.
 func (m *Move) homeSilent() error {
-	if why, silent := m.silent(node{}); silent {
-		return fmt.Errorf("%s does not answer: %s; hint: the move's state is kept there: bring it back, and ask again", m.nodeWords(node{}), why)
+	if why, silent := m.silent(m.homeNode()); silent {
+		return fmt.Errorf("%s does not answer: %s; hint: the move's state is kept there: bring it back, and ask again", m.nodeWords(m.homeNode()), why)
 	}
 	return nil
 }
@@ -138,6 +141,9 @@ const selectBehindInsert = `select (pg_current_wal_insert_lsn() - $1::text::pg_l
 // storedStreams adds to what each source's slot tells what the shards' checkpoints tell, where all of them answer. A node
 // may have gone since it was looked at: what it would have told stays unknown.
 func (m *Move) storedStreams(ctx context.Context, fromSlots []StreamStatus) (out []StreamStatus) {
+	if m.publishesOnly() {
+		return nil
+	}
 	for n := range m.Source.Shards {
 		s := StreamStatus{Source: n}
 		for _, t := range fromSlots {

@@ -65,7 +65,13 @@ func (m *Move) supersede(ctx context.Context, nodes []node, epoch int64) error {
 	}
 	m.book = checkpoints.Book{Move: m.Name, Epoch: epoch}
 	m.Close() // sessions that are not called after this epoch
-	return m.each(ctx, nodes, m.endOlderSessions)
+	kept, err := m.keptCDC(ctx)
+	if err != nil {
+		return err
+	}
+	return m.each(ctx, nodes, func(ctx context.Context, n node, conn *pgx.Conn) error {
+		return m.endOlderSessions(ctx, n, conn, kept.Legs)
+	})
 }
 
 // Sessions of workers before this one; of a slot, which nobody else has a reason to use, whatever they are called.
@@ -75,7 +81,7 @@ const (
 	selectSlotUser = `select active_pid as pid from pg_replication_slots where slot_name = any($1) and database = current_database() and active_pid is not null`
 )
 
-func (m *Move) endOlderSessions(ctx context.Context, n node, conn *pgx.Conn) error {
+func (m *Move) endOlderSessions(ctx context.Context, n node, conn *pgx.Conn, legs []cdcLeg) error {
 	err := m.endSessions(ctx, conn, selectOlder, "pgreshard "+m.Name+"/", m.book.Epoch)
 	if err != nil {
 		return err
@@ -83,6 +89,11 @@ func (m *Move) endOlderSessions(ctx context.Context, n node, conn *pgx.Conn) err
 	slots := []string{m.reverseSlot(n.number), m.changesName(n)}
 	if n.source {
 		slots = []string{m.slot(n.number), m.slotAgain(n.number), m.changesName(n)}
+	}
+	for _, leg := range legs {
+		if leg.Destination != n.source && n.number < len(leg.Shards) {
+			slots = append(slots, m.cdcSlot(leg.Number, n.number))
+		}
 	}
 	return m.endSessions(ctx, conn, selectSlotUser, slots)
 }
@@ -168,7 +179,7 @@ func (m *Move) beat(ctx context.Context) error {
 		if err := sleep(ctx, checkpoints.LeaseTime/5); err != nil {
 			return nil
 		}
-		err := m.on(ctx, m.Destination.Shards[0], pg.Admin, func(conn *pgx.Conn) error {
+		err := m.on(ctx, m.shardOf(m.homeNode()), pg.Admin, func(conn *pgx.Conn) error {
 			for {
 				if err := checkpoints.Beat(ctx, conn, m.Name, m.book.Epoch); err != nil {
 					return err

@@ -29,16 +29,25 @@ const (
 	requestWait   = 5 * time.Second // longest one question to NATS may take
 )
 
-// Open connects to NATS: at a URL, or to a server inside this process where that is given. It returns although nobody
-// answers yet: the connection is tried again for as long as the board is open.
-func Open(address string, inside *Server, name string) (*Board, error) {
+// Connect connects to NATS: at a URL, or to a server inside this process where that is given. It returns although nobody
+// answers yet: the connection is tried again for as long as it is open.
+func Connect(address string, inside *Server, name string, more ...nats.Option) (*nats.Conn, error) {
 	options := []nats.Option{nats.Name(name), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait)}
 	if inside != nil {
 		address, options = "", append(options, inside.within())
 	}
-	conn, err := nats.Connect(address, options...)
+	conn, err := nats.Connect(address, append(options, more...)...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS: %w", err)
+	}
+	return conn, nil
+}
+
+// Open opens the board, by a connection of its own.
+func Open(address string, inside *Server, name string) (*Board, error) {
+	conn, err := Connect(address, inside, name)
+	if err != nil {
+		return nil, err
 	}
 	js, err := jetstream.New(conn)
 	if err != nil {

@@ -20,6 +20,7 @@ func full() move.Status {
 	some, figure := int64(1), 1.0
 	s.CopyETA = &figure
 	s.Streams[0].SafeWAL, s.Cutover.FreezeSeconds = &some, &figure
+	s.CDC = &move.CDCStatus{Shards: []move.CDCShardStatus{{LagBytes: &some, LagSeconds: &figure, Retained: &some, Budget: &some, Events: map[string]int64{"c": 1}}}}
 	return s
 }
 

@@ -30,6 +30,9 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	collectStreams(out, s.Streams)
 	collectShards(out, s.Shards)
 	collectLookup(out, s.Lookup)
+	if s.CDC != nil {
+		collectCDC(out, *s.CDC)
+	}
 	out <- gauge(verifyRowsDesc, float64(s.Verify.Rows))
 	out <- gauge(verifyDifferencesDesc, float64(s.Verify.Differences))
 	out <- gauge(verifyTablesDesc, float64(len(s.Verify.Verified)))
@@ -90,6 +93,14 @@ var (
 	queriesDesc   = desc("lookup_queries_total", "Lookup queries, failed and timed-out ones too.")
 	queryDesc     = desc("lookup_query_duration_seconds", "Time of a lookup query, failed and timed-out ones too.")
 
+	cdcConnectedDesc  = desc("cdc_connected", "1 while NATS, where changes are published, is connected.")
+	cdcLagBytesDesc   = desc("cdc_lag_bytes", "Log written by the source that the stream has not acknowledged.", "source")
+	cdcLagSecondsDesc = desc("cdc_lag_seconds", "Age of the oldest change that the stream has not acknowledged.", "source")
+	cdcRetainedDesc   = desc("cdc_slot_retained_bytes", "Log that the slot changes are published by holds back.", "source")
+	cdcBudgetDesc     = desc("cdc_slot_wal_budget_bytes", "Log that slot may hold back before it is dropped, or told of.", "source")
+	cdcEventsDesc     = desc("cdc_events_total", "Events published, by op: c, u, d, r or t.", "source", "op")
+	cdcBytesDesc      = desc("cdc_bytes_total", "Bytes of events published.", "source")
+
 	verifyRowsDesc        = desc("verify_rows", "Rows compared by the last verification.")
 	verifyTablesDesc      = desc("verify_tables", "Tables that the last comparison of everything has found equal so far.")
 	verifyPacedDesc       = desc("verify_paced", "1 while a comparison gives way to load.")
@@ -145,6 +156,27 @@ func collectLookup(out chan<- prometheus.Metric, l move.LookupStatus) {
 	out <- gauge(cacheDesc, float64(l.Bytes))
 	out <- gauge(entriesDesc, float64(l.Entries))
 	out <- summary(queryDesc, l.Queries, l.QuerySeconds)
+}
+
+// collectCDC tells of the shards whose changes are published now; those of the next layout wait.
+func collectCDC(out chan<- prometheus.Metric, c move.CDCStatus) {
+	out <- gauge(cdcConnectedDesc, truth(c.Connected))
+	told := map[string]bool{}
+	for _, t := range c.Shards {
+		source := strconv.Itoa(t.Shard)
+		if told[source] {
+			continue
+		}
+		told[source] = true
+		optional(out, cdcLagBytesDesc, t.LagBytes, source)
+		optional(out, cdcLagSecondsDesc, t.LagSeconds, source)
+		optional(out, cdcRetainedDesc, t.Retained, source)
+		optional(out, cdcBudgetDesc, t.Budget, source)
+		out <- counter(cdcBytesDesc, t.Bytes, source)
+		for op, n := range t.Events {
+			out <- counter(cdcEventsDesc, n, source, op)
+		}
+	}
 }
 
 func gauge(d *prometheus.Desc, value float64, labels ...string) prometheus.Metric {

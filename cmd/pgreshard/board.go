@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"pgreshard/layout"
 	"pgreshard/move"
 	"pgreshard/notice"
@@ -15,10 +17,11 @@ import (
 // board keeps a copy of the serving layout at NATS.
 type board struct {
 	*notice.Board
-	server *notice.Server // inside this process; nil: another one
-	reads  engine         // asks the databases, with sessions of its own
-	key    string         // the source's database
-	log    *slog.Logger
+	address string         // of NATS
+	server  *notice.Server // inside this process; nil: another one
+	reads   engine         // asks the databases, with sessions of its own
+	key     string         // the source's database
+	log     *slog.Logger
 }
 
 // openBoard is nil where the configuration wants none. NATS need not answer; a server inside the process must start.
@@ -30,7 +33,7 @@ func (a *app) openBoard(ctx context.Context, c *Config) (*board, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nats.url: %w", err)
 	}
-	b := &board{key: c.Source.Database, log: a.log}
+	b := &board{address: address, key: c.Source.Database, log: a.log}
 	if c.NATS.Embedded {
 		dir := c.NATS.StoreDir
 		if dir == "" {
@@ -63,6 +66,19 @@ func (b *board) Close() {
 	if b.server != nil {
 		b.server.Close()
 	}
+}
+
+// cdc is where changes are published, nil where they are not to be. What is published while NATS does not answer is not kept
+// here: the databases' logs have it.
+func (b *board) cdc(c *Config) (*move.CDC, error) {
+	if !c.CDC.Enabled {
+		return nil, nil
+	}
+	conn, err := notice.Connect(b.address, b.server, "pgreshard "+c.Move.Name+" cdc", nats.ReconnectBufSize(-1))
+	if err != nil {
+		return nil, err
+	}
+	return &move.CDC{Conn: conn, Rows: c.CDC.Snapshot}, nil
 }
 
 const (

@@ -33,7 +33,7 @@ func (a *app) planCommand() *cobra.Command {
 			if o.From, o.To, err = stretch(shards); err != nil {
 				return err
 			}
-			return a.with(c.Context(), func(e engine, cfg *Config) error {
+			return a.withSources(c.Context(), func(e engine, cfg *Config) error {
 				if err := cfg.unbuilt("general.show_keys"); err != nil {
 					return err
 				}

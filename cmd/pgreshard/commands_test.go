@@ -160,7 +160,6 @@ func TestASettingThatIsNotBuiltIsRefused(t *testing.T) {
 		t.Errorf("the README's example: %v", err)
 	}
 	for key, set := range map[string]func(*Config){
-		"cdc":               func(c *Config) { c.CDC.Snapshot = false },
 		"general.show_keys": func(c *Config) { c.General.ShowKeys = false },
 	} {
 		c := defaults()

@@ -94,6 +94,9 @@ type cutoverSection struct {
 	Hours window `toml:"-"` // Window, read
 }
 
+// moves says that there is a destination; else changes are published only.
+func (c *Config) moves() bool { return len(c.Destination.Shards) > 0 }
+
 type sequencesSection struct {
 	Policy string `toml:"policy"`
 }

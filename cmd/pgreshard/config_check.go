@@ -55,7 +55,7 @@ func (c *Config) checkMove(ck *checker) {
 	ck.must(moveName.MatchString(c.Move.Name), "move.name", fmt.Sprintf("%q cannot name slots and publications", c.Move.Name),
 		"a lower-case letter, then up to 39 letters, digits, _ or -")
 	c.checkCluster(ck, "source", c.Source)
-	if c.CDC.Enabled && len(c.Destination.Shards) == 0 {
+	if c.CDC.Enabled && !c.moves() && c.Destination.Database == "" && c.Destination.Layout == 0 {
 		return // publishing only
 	}
 	c.checkCluster(ck, "destination", c.Destination)
@@ -183,6 +183,7 @@ func checkHook(ck *checker, key string, argv []string) {
 var aggregateForm = regexp.MustCompile(`^(count|(count|sum|avg|min|max)\([^()]+\))$`)
 
 func (c *Config) checkService(ck *checker) {
+	ck.must(!c.CDC.Enabled || c.NATS.URL != "" || c.NATS.Embedded, "cdc.enabled", "there is no NATS to publish to", "[nats] url, or embedded = true")
 	c.checkListen(ck)
 	for i, s := range c.Checks {
 		key := fmt.Sprintf("checks[%d]", i)

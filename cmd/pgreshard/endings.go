@@ -17,12 +17,16 @@ func (a *app) cancelCommand() *cobra.Command {
 			"the fence, schema pgreshard) is dropped. The rows it has copied stay, unless --drop-data is given. No worker may run.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.with(c.Context(), func(e engine, config *Config) error {
+			return a.withSources(c.Context(), func(e engine, config *Config) error {
 				const stay = "the copied tables stay on the shards"
-				if !o.DropData {
+				if !o.DropData && config.moves() {
 					fmt.Fprintf(a.stderr, "pgreshard: %s; --drop-data drops them too\n", stay)
 				}
 				if err := e.Cancel(c.Context(), o); err != nil {
+					return err
+				}
+				if !config.moves() {
+					_, err := fmt.Fprintf(a.stdout, "move %s is cancelled: nothing of it is left on any node; what it has published stays at NATS\n", config.Move.Name)
 					return err
 				}
 				// What is not the move's own but came with the tables cannot be told from what was there.

@@ -47,7 +47,6 @@ func (c *Config) unbuilt(heeded ...string) error {
 		key  string
 		hint string
 	}{
-		{c.CDC.Enabled || !c.CDC.Snapshot, "cdc", "take the section out"},
 		{!c.General.ShowKeys, "general.show_keys", "true"},
 	} {
 		if s.set && !slices.Contains(heeded, s.key) {

@@ -32,6 +32,9 @@ var unseen = map[string]string{
 	"sink.ErrRemapped":          "the worker moves the rows",
 	"sink.ErrEnded":             "another error is why the run ended",
 	"checkpoints.ErrNotServing": "the worker reads what was decided",
+	"jetstream.ErrDisturbed":    "the worker asks the stream where it is",
+	"jetstream.ErrReached":      "the next layout's changes follow",
+	"move.lostError":            "wraps others: why publishing begins anew",
 	"replicator.AheadError":     "goes on after the text of ErrConfirmedAhead",
 }
 

@@ -48,7 +48,9 @@ func (a *app) serveCommand() *cobra.Command {
 		Short: "Run the move as a service, which switches only when it is told to",
 		Long: "Run the same worker as migrate, as a service: it copies, follows, and goes on following. cutover, verify, rollback and\n" +
 			"complete are made when they are asked for, by those commands or on the page, and never by themselves; after a rollback it\n" +
-			"follows the source again. It starts in whatever state the move is in, and ends once the move is completed.",
+			"follows the source again. It starts in whatever state the move is in, and ends once the move is completed.\n" +
+			"With [cdc] it publishes every change of the layout that serves to NATS JetStream, and goes on after complete; without a\n" +
+			"[destination] it does nothing else.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.work(c.Context(), move.MigrateOptions{Serve: true}, true, false)
@@ -64,7 +66,11 @@ func (a *app) work(ctx context.Context, o move.MigrateOptions, hold, ask bool) e
 			a.stderr = a.screen // log lines go above the bars
 		}
 	}
-	return a.with(ctx, func(e engine, c *Config) error {
+	with := a.with
+	if o.Serve {
+		with = a.withSources
+	}
+	return with(ctx, func(e engine, c *Config) error {
 		if err := c.unbuilt(); err != nil {
 			return err
 		}
@@ -83,12 +89,20 @@ func (a *app) work(ctx context.Context, o move.MigrateOptions, hold, ask bool) e
 		if err != nil {
 			return err
 		}
+		if board != nil {
+			defer board.Close()
+			if o.CDC, err = board.cdc(c); err != nil {
+				return err
+			}
+		}
+		if o.CDC != nil {
+			defer o.CDC.Conn.Close()
+		}
 		beside, stop := context.WithCancel(ctx)
 		var sides sync.WaitGroup
 		sides.Go(func() { serveHTTP(beside, server, c.HTTP.Listen, a.log) })
 		sides.Go(func() { a.follow(beside, e) })
-		if board != nil {
-			defer board.Close()
+		if board != nil && c.moves() {
 			sides.Go(func() { board.keep(beside, e.Snapshot) })
 		}
 		o.Ready = func(ctx context.Context) (bool, error) { return a.ready(ctx, c.Cutover.Hours, hold, ask) }

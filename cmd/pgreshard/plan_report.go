@@ -37,7 +37,11 @@ func (r planReport) WriteText(w io.Writer) error {
 	if err := columns(&b, tables); err != nil {
 		return err
 	}
-	fmt.Fprintf(&b, "\n%d tables, about %d rows, %s to copy\n", len(r.Tables), rows, bytesWords(bytes))
+	what := "to copy"
+	if r.PublishesOnly {
+		what = "there"
+	}
+	fmt.Fprintf(&b, "\n%d tables, about %d rows, %s %s\n", len(r.Tables), rows, bytesWords(bytes), what)
 	if err := writeSurveys(&b, r.Surveys); err != nil {
 		return err
 	}
@@ -69,6 +73,8 @@ func (r planReport) WriteText(w io.Writer) error {
 		fmt.Fprintln(&b, "1 problem blocks the move")
 	case !r.OK():
 		fmt.Fprintf(&b, "%d problems block the move\n", len(r.Problems))
+	case r.PublishesOnly:
+		fmt.Fprintln(&b, "nothing blocks it: there is no [destination], and pgreshard serve publishes the changes of these tables")
 	case r.State == move.StateCompleted || r.State == move.StateSwitched:
 		fmt.Fprintf(&b, "nothing blocks the move, which is %s already: pgreshard status shows it\n", r.State)
 	case r.State != "":

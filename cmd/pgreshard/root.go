@@ -111,8 +111,18 @@ func (a *app) load() (*Config, error) {
 	return c, nil
 }
 
-// with runs do with the engine of the configured move.
+// with runs do with the engine of the configured move, which must have a destination.
 func (a *app) with(ctx context.Context, do func(engine, *Config) error) error {
+	return a.withSources(ctx, func(e engine, c *Config) error {
+		if !c.moves() {
+			return usage("plan, serve, status and cancel are for this", "there is no [destination]: changes are published, and nothing is moved")
+		}
+		return do(e, c)
+	})
+}
+
+// withSources is with for what needs no destination.
+func (a *app) withSources(ctx context.Context, do func(engine, *Config) error) error {
 	c, err := a.load()
 	if err != nil {
 		return err

@@ -30,7 +30,7 @@ func (a *app) statusCommand() *cobra.Command {
 			"where none runs, the bookkeeping tables are read, and it is said what each source's fence does.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.with(c.Context(), func(e engine, cfg *Config) error {
+			return a.withSources(c.Context(), func(e engine, cfg *Config) error {
 				if !watch {
 					return a.writeStatusOnce(c.Context(), e, cfg, asJSON)
 				}

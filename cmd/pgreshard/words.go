@@ -12,7 +12,11 @@ import (
 // writeStatus says where a move stands in words a person can act on; its last line is whether to cut over.
 func writeStatus(w io.Writer, s move.Status) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "move:   %s, layout %d to layout %d; %s\n", s.Move, s.Layout.Next-1, s.Layout.Next, servingWords(s.Layout))
+	leads := fmt.Sprintf("layout %d to layout %d; %s", s.Layout.Next-1, s.Layout.Next, servingWords(s.Layout))
+	if s.Layout.Next == 0 {
+		leads = fmt.Sprintf("which publishes the changes of layout %d", s.Layout.Serving)
+	}
+	fmt.Fprintf(&b, "move:   %s, %s\n", s.Move, leads)
 	fmt.Fprintf(&b, "state:  %s\n", stateLine(s))
 	if s.Error != nil {
 		fmt.Fprintf(&b, "error:  %s\n", redact(*s.Error))
@@ -78,6 +82,9 @@ func idleWords(s move.Status) string {
 	case "indexing":
 		return "rows are copied, not all indexes and constraints are built" + goesOn
 	case "streaming":
+		if s.Layout.Next == 0 {
+			return "nothing is published, while the slots keep the log; no worker runs: pgreshard serve goes on, pgreshard cancel ends it"
+		}
 		return "everything is copied; the destination stands still while the slot keeps the source's log" + goesOn
 	case "cutting_over":
 		return "a cutover was interrupted; no worker runs: pgreshard migrate goes on from what was decided, pgreshard cancel gives the move up"
@@ -111,6 +118,9 @@ func stateWords(s move.Status) string {
 	case "indexing":
 		return "rows are copied, indexes and constraints are being built"
 	case "streaming":
+		if s.Layout.Next == 0 {
+			return "changes are published, there is no destination"
+		}
 		return "the destination follows the source"
 	case "cutting_over":
 		if s.Cutover.Step != "" {
@@ -163,6 +173,9 @@ func statusLines(s move.Status) []string {
 	if s.Reverse != nil {
 		lines = append(lines, reverseLines(*s.Reverse)...)
 	}
+	if s.CDC != nil {
+		lines = append(lines, cdcLines(*s.CDC)...)
+	}
 	if s.Verify.State != "" && s.Verify.State != "none" {
 		lines = append(lines, "verify: "+verifyWords(s.Verify))
 	}
@@ -193,6 +206,24 @@ func reverseLines(r move.ReverseStatus) (lines []string) {
 		return append(lines, "back:   a rollback would lose nothing")
 	}
 	return append(lines, "back:   no rollback can be made now, because "+strings.Join(r.Rollback.Because, "; "))
+}
+
+// cdcLines say how far changes are published; why they are not stands among the alarms.
+func cdcLines(c move.CDCStatus) (lines []string) {
+	if c.BegunAnew != "" {
+		lines = append(lines, "cdc:    publishing began anew, since changes were lost: "+c.BegunAnew)
+	}
+	for _, t := range c.Shards {
+		text := map[string]string{"waiting": "waits for its turn", "rows": "the rows that are there are being published"}[t.State]
+		if t.State == "changes" {
+			text = streamWords(move.StreamStatus{LagBytes: t.LagBytes, LagSeconds: t.LagSeconds})
+		}
+		if t.Retained != nil {
+			text += ", its slot " + slotWords(move.StreamStatus{Retained: t.Retained, Budget: t.Budget})
+		}
+		lines = append(lines, fmt.Sprintf("cdc:    layout %d shard %d to %s: %s", t.Layout, t.Shard, c.Stream, text))
+	}
+	return lines
 }
 
 // copyTotal is the copy of all tables of all sources.
