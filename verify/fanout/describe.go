@@ -239,9 +239,17 @@ func (d *describing) condition(ctx context.Context, q *Query) error {
 	sql, _ := q.shard()
 	var refused *pgconn.PgError
 	err := d.rolledBack(ctx, "begin read only", func() error {
+		s, err := d.server.Prepare(ctx, "", sql, nil)
+		if err != nil {
+			return err
+		}
+		if len(s.ParamOIDs) > 0 {
+			d.problem("write a value", "where has a parameter, and nothing gives it a value")
+			return nil
+		}
 		return d.server.ExecParams(ctx, "explain "+sql, nil, nil, nil, nil).Read().Err
 	})
-	if err == nil && q.Where != "" {
+	if err == nil && q.Where != "" && len(d.problems) == 0 {
 		err = d.rolledBack(ctx, "begin", func() error { return d.alone(ctx, q) })
 	}
 	if errors.As(err, &refused) && !pg.Transient(err) {

@@ -48,11 +48,10 @@ func TestWhatAServerSaysAgainstAQuestionIsTold(t *testing.T) {
 		"the date":                        {where: "at > current_date", want: "where asks for the time, or who asks"},
 		"chance":                          {where: "random() < 0.5", want: "where asks for random()"},
 		"a function of somebody's own":    {where: "mine(id)", want: "where asks for mine(bigint)"},
-		"a condition that is of no type":  {where: "$1", want: "where: the server does not take it"},
+		"a parameter":                     {where: "id = $1", want: "where has a parameter"},
 		"keys of another type":            {keys: [][]string{{"1"}, {"eu"}}, want: "keys: one is no value of id, which is of type bigint"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			q := Question{Table: table, From: "only public.part", Aggregates: test.aggregates, GroupBy: test.groupBy, Where: test.where, KeyColumns: []string{"id"}, Keys: test.keys}
 			if q.Aggregates == nil {
 				q.Aggregates = []string{"count"}
@@ -72,11 +71,9 @@ func TestWhatAServerSaysAgainstAQuestionIsTold(t *testing.T) {
 			}
 		})
 	}
-	t.Cleanup(func() {
-		if got := db.Query(t, `select count(*) from pg_class where relname = 'other'`); got[0][0] != "1" {
-			t.Error("a condition has done something")
-		}
-	})
+	if got := db.Query(t, `select count(*) from pg_class where relname = 'other'`); got[0][0] != "1" {
+		t.Error("a condition has done something")
+	}
 }
 
 // Values whose equality or order is the type's own, or a locale's, come out the same over shards as in one table.
