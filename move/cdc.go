@@ -301,10 +301,13 @@ func (e *lostError) Unwrap() error { return e.err }
 // beginAnew drops every leg. The next one begins with the rows that are there, if they are to be published.
 func (c *cdc) beginAnew(ctx context.Context, why string) error {
 	c.move.log.Warn("changes were lost before they were published; publishing begins anew", "reason", why, "rows", c.Rows)
+	if err := c.drop(ctx, c.legs()...); err != nil {
+		return err
+	}
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.anew = why
-	c.mu.Unlock()
-	return c.drop(ctx, c.legs()...)
+	return nil
 }
 
 // drop takes legs away, and what was made for them.

@@ -2,6 +2,7 @@ package move_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -75,6 +76,42 @@ func (n *natsServer) last(name string) uint64 {
 	return stream.CachedInfo().State.LastSeq
 }
 
+// come waits until what was written up to now is published and has come.
+func (n *natsServer) come(m *move.Move, name string, layout int, dbs []*pgtest.DB, consumers ...*pgtest.Consumer) {
+	n.t.Helper()
+	for shard, db := range dbs {
+		changes := func(s move.Status) (confirmed pg.LSN, ok bool) {
+			if s.CDC == nil { // it is only starting
+				return 0, false
+			}
+			for _, c := range s.CDC.Shards {
+				if c.Layout == layout && c.Shard == shard && c.State == "changes" && c.Confirmed != "" {
+					confirmed, _ = pg.ParseLSN(c.Confirmed)
+					return confirmed, true
+				}
+			}
+			return 0, false
+		}
+		awaitStatus(n.t, "in the changes", m.Snapshot, func(s move.Status) bool { _, ok := changes(s); return ok })
+		at, err := pg.ParseLSN(db.Query(n.t, `select pg_logical_emit_message(true, 'test', '')`)[0][0])
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		awaitStatus(n.t, "published", m.Snapshot, func(s move.Status) bool {
+			confirmed, ok := changes(s)
+			return ok && confirmed >= at
+		})
+	}
+	last := n.last(name)
+	for i, c := range consumers {
+		for end := time.Now().Add(2 * time.Minute); c.Applied() < last; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				n.t.Fatalf("consumer %d is at message %d of %d", i, c.Applied(), last)
+			}
+		}
+	}
+}
+
 // consuming are two consumers of a move's stream, of which one begins again, at random, where it was or from nothing, unless
 // it is to come to the end.
 type consuming struct {
@@ -111,6 +148,7 @@ func (n *natsServer) consume(name string, seed uint64) *consuming {
 // the move switches, the worker is another one, the layout goes forth and back.
 func TestConsumersReconstructTheTablesFromTheStreamAlone(t *testing.T) {
 	t.Parallel()
+	pgtest.OneIn(t, 3) // thousands of messages, each on disk before the next
 	for _, seed := range pgtest.Seeds(t, "CDC_SEED", 1) {
 		t.Logf("CDC_SEED=%d", seed)
 		r := newRig(t, 2, 2, pgtest.WorkloadOptions{Writers: 6, Rate: 150, Lookups: true, KeyChanges: true, NewTenants: true})
@@ -131,37 +169,11 @@ func TestConsumersReconstructTheTablesFromTheStreamAlone(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// come waits until what was written up to now is published and has come.
 		come := func(k *kept, layout int, dbs []*pgtest.DB) {
 			t.Helper()
-			for shard, db := range dbs {
-				at, err := pg.ParseLSN(db.Query(t, `select pg_logical_emit_message(true, 'test', '')`)[0][0])
-				if err != nil {
-					t.Fatal(err)
-				}
-				awaitStatus(t, "published", k.Snapshot, func(s move.Status) bool {
-					if s.CDC == nil { // it is only starting
-						return false
-					}
-					confirmed := pg.LSN(0)
-					for _, c := range s.CDC.Shards {
-						if c.Layout == layout && c.Shard == shard && c.State == "changes" && c.Confirmed != "" {
-							confirmed, _ = pg.ParseLSN(c.Confirmed)
-						}
-					}
-					return confirmed >= at
-				})
-			}
 			consuming.steady.Store(true)
 			defer consuming.steady.Store(false)
-			last := n.last(r.config.Name)
-			for i, c := range consuming.consumers {
-				for end := time.Now().Add(2 * time.Minute); c.Applied() < last; time.Sleep(10 * time.Millisecond) {
-					if time.Now().After(end) {
-						t.Fatalf("consumer %d is at message %d of %d", i, c.Applied(), last)
-					}
-				}
-			}
+			n.come(k.Move, r.config.Name, layout, dbs, consuming.consumers[:]...)
 		}
 
 		k, end := serve()
@@ -221,6 +233,53 @@ func TestConsumersReconstructTheTablesFromTheStreamAlone(t *testing.T) {
 			if left := db.Query(t, `select slot_name::text from pg_replication_slots where database = current_database() union all select pubname from pg_publication`); len(left) > 0 {
 				t.Errorf("left on %s: %v", db.Name, left)
 			}
+		}
+	}
+}
+
+// A slot that keeps too much while NATS is away is dropped; then publishing begins anew, and who consumes has no row that was
+// deleted meanwhile.
+func TestPublishingBeginsAnewOnceItsSlotWasDroppedForItsBudget(t *testing.T) {
+	t.Parallel()
+	own := pgtest.Start(t, pgtest.Options{}) // what other tests write on a server its slots keep too
+	source := own.Database(t)
+	source.Exec(t, budgetSchema+`; create table kept (id int primary key); insert into kept select generate_series(1, 100)`)
+	s := smallMoveOf(t, source, nil, "id")
+	s.config.Destination, s.config.Publishes, s.config.WALBudget = move.Side{}, true, 8<<20
+	n, consumer := newNATS(t), pgtest.NewConsumer()
+	ctx, cancel := context.WithCancel(t.Context())
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	defer cancel()
+	beside.Go(func() { consumer.Follow(ctx, n.connect("consumer"), jetstream.StreamName(s.config.Name)) })
+	m := s.move()
+	ended := make(chan error, 1)
+	how := move.MigrateOptions{Serve: true, CDC: &move.CDC{Conn: n.connect("worker"), Rows: true}}
+	go func() { ended <- m.Migrate(ctx, how) }()
+	n.come(m, s.config.Name, 1, s.sources, consumer)
+
+	n.stop()
+	source.Exec(t, `delete from kept where id > 40`)
+	source.Exec(t, `select pg_logical_emit_message(false, 'test', repeat('x', 1000000)) from generate_series(1, 12)`)
+	awaitStatus(t, "dropped", m.Snapshot, func(st move.Status) bool { return st.CDC != nil && strings.Contains(st.CDC.BegunAnew, " kept ") })
+	if left := source.Query(t, `select slot_name::text from pg_replication_slots union all select pubname from pg_publication`); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	source.Exec(t, `update kept set id = id + 1000 where id = 1`)
+	n.start()
+	n.come(m, s.config.Name, 1, s.sources, consumer)
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	beside.Wait()
+	consumer.Right(t)
+	scratch := pgtest.Shared(t).Database(t)
+	scratch.Exec(t, `create table kept (id int primary key)`+"; "+budgetSchema+`; truncate items`)
+	consumer.Fill(t, scratch)
+	for _, table := range []string{"kept", "items"} {
+		if err := pgtest.SameRows(t.Context(), s.conns(s.sources), s.conns([]*pgtest.DB{scratch}), table, pgtest.RowsOptions{}); err != nil {
+			t.Error(err)
 		}
 	}
 }
