@@ -29,6 +29,9 @@ func (c *cutover) compareAhead(ctx context.Context) (err error) {
 	if c.proof, err = c.verification(ctx, c.inv); err != nil {
 		return err
 	}
+	if err := c.setDetail(ctx, totalsKey, nil); err != nil { // of a switch that was rolled back
+		return err
+	}
 	c.spares.close() // those of an earlier attempt may have ended with their server, and each would cost an attempt
 	c.proven = &comparison{Move: c.Move, inv: c.inv, proof: c.proof, patience: slotPatience}
 	c.proven.since = c.account(ctx, c.inv, c.proof.Tables)

@@ -78,6 +78,33 @@ func (m *Move) readWitness(ctx context.Context, inv *inventory) error {
 	if mo == nil {
 		return nil
 	}
+	found := switchTotals{At: mo.positions()}
+	m.log.Info("what every table added up to at the switch is read")
+	err := m.addUp(ctx, inv, mo, &found)
+	var failed *verify.Failure
+	switch {
+	case ctx.Err() != nil: // to be read when the move is completed
+		return ctx.Err()
+	case errors.As(err, &failed):
+		found.Unread = fmt.Sprintf("%s %d did not answer: %s", failed.Side, failed.Number, failed.Reason)
+	case err != nil: // no reason to hold the move up
+		found.Unread = "the worker's log says why"
+	}
+	if err != nil {
+		m.log.Warn("what every table added up to at the switch was not read", "error", oneLine(err))
+	}
+	m.dropWitness()
+	slices.SortFunc(found.Tables, func(a, b verify.TableTotals) int { return strings.Compare(a.Table, b.Table) })
+	for _, t := range found.Tables {
+		if !t.Equal {
+			m.log.Error("the layouts were not equal when the new one began to serve; hint: `pgreshard rollback` while it can be made", "table", t.Table)
+		}
+	}
+	return m.setDetail(ctx, totalsKey, found)
+}
+
+// addUp reads every table under the snapshots.
+func (m *Move) addUp(ctx context.Context, inv *inventory, mo *moment, found *switchTotals) error {
 	request, err := m.verification(ctx, inv)
 	if err != nil {
 		return err
@@ -88,24 +115,5 @@ func (m *Move) readWitness(ctx context.Context, inv *inventory) error {
 	for n, s := range mo.shards {
 		request.Shards[n].Snapshot = s.ID
 	}
-	found := switchTotals{At: mo.positions()}
-	m.log.Info("what every table added up to at the switch is read")
-	err = verify.Totals(ctx, request, func(t verify.TableTotals) { found.Tables = append(found.Tables, t) })
-	var failed *verify.Failure
-	switch {
-	case ctx.Err() != nil: // to be read when the move is completed
-		return ctx.Err()
-	case errors.As(err, &failed):
-		found.Unread = fmt.Sprintf("%s %d did not answer: %s", failed.Side, failed.Number, failed.Reason)
-	case err != nil:
-		return err
-	}
-	m.dropWitness()
-	slices.SortFunc(found.Tables, func(a, b verify.TableTotals) int { return strings.Compare(a.Table, b.Table) })
-	for _, t := range found.Tables {
-		if !t.Equal {
-			m.log.Error("the layouts were not equal when the new one began to serve; hint: `pgreshard rollback` while it can be made", "table", t.Table)
-		}
-	}
-	return m.setDetail(ctx, totalsKey, found)
+	return verify.Totals(ctx, request, func(t verify.TableTotals) { found.Tables = append(found.Tables, t) })
 }

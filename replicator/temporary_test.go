@@ -53,7 +53,6 @@ func TestALastingSlotIsReadOnFrom(t *testing.T) {
 	if err := CreatePublication(t.Context(), db.Conn(t), "p", []pg.Name{{Schema: "public", Table: "a"}}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { db.Exec(t, `select pg_drop_replication_slot('`+slotOf(db)+`')`) })
 	began := make(chan struct{}, 2)
 	c := Config{Shard: db.Shard(0), Slot: slotOf(db), Publication: "p", Temporary: patience, Lasting: true,
 		Began: func(context.Context, int32) error { began <- struct{}{}; return nil }}
