@@ -3,13 +3,14 @@ package move
 import (
 	"context"
 	"errors"
+	"time"
+
 	"pgreshard/checkpoints"
 	"pgreshard/copier"
 	"pgreshard/pg"
 	"pgreshard/replicator"
 	"pgreshard/sink"
 	"pgreshard/verify"
-	"time"
 )
 
 const (
