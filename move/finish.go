@@ -82,7 +82,10 @@ const settledKey = "settled"
 // Copies of the record, the sources' refusals name the new layout, and foreign keys are validated.
 func (m *Move) settleSwitch(ctx context.Context, inv *inventory) error {
 	var settled bool
-	if err := m.detail(ctx, settledKey, &settled); err != nil || settled {
+	if err := m.detail(ctx, settledKey, &settled); err != nil {
+		return err
+	}
+	if err := m.countFrom(ctx, !settled); err != nil || settled {
 		return err
 	}
 	if err := m.afterSwitch(ctx); err != nil {

@@ -63,6 +63,7 @@ type Move struct {
 	reverse       *Move        // the way back, once there is one
 	settled       bool         // what follows the switch is done
 	lost          string       // why there is no way back any more, empty while there is
+	counted       []int64      // rows each shard had written when the new layout began to serve
 	cdc           *cdc         // nil where nothing is published
 	steps         []StepReport // of the last cutover
 	health        health

@@ -35,6 +35,7 @@ type health struct {
 	disks   map[int]int64       // by source, as first seen: room for log with what the slot kept then; 0 where it cannot be seen
 	pressed map[node]pressure   // what applications' sessions do
 	stalls  map[*stall]struct{} // work that was interrupted and is tried again
+	counts  map[int]int64       // by destination shard: rows written there, once there is no way back
 }
 
 // slotHealth is what a source's server says of our slot; nil where it does not say.
@@ -151,6 +152,8 @@ func (m *Move) look(ctx context.Context, n node, conn *pgx.Conn) *pgx.Conn {
 		} else if errors.Is(err, pgx.ErrNoRows) {
 			err = nil
 		}
+	case m.wayBackLost():
+		err = m.count(bounded, n.number, conn)
 	default:
 		err = conn.Ping(bounded)
 	}

@@ -189,12 +189,6 @@ func (m *Move) followBack(ctx context.Context, back *Move) error {
 	return ctx.Err()
 }
 
-func (m *Move) setLost(why string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.lost = why
-}
-
 // loseWayBack drops the slots of the way back, because of what is said. That is recorded first.
 func (m *Move) loseWayBack(ctx context.Context, because string) (why string, err error) {
 	why = "the old layout does not follow any more: " + because

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -184,6 +185,15 @@ func TestASlotOfTheWayBackThatKeepsTooMuchEndsTheWayBackAlone(t *testing.T) {
 			t.Errorf("slots left: %v", left)
 		}
 		db.Exec(t, `update items set note = 'served all along'`)
+	}
+	written := int64(12 * 900) // of fill, and each row was updated
+	for _, db := range s.shards {
+		n, _ := strconv.ParseInt(db.Query(t, `select count(*) from items`)[0][0], 10, 64)
+		written += n
+	}
+	counted := awaitStatus(t, "counted", k.Snapshot, func(st move.Status) bool { return st.Reverse.Written != nil && *st.Reverse.Written >= written })
+	if got := *counted.Reverse.Written; got > written+written/10 { // servers tell up to a second late what was written before the switch
+		t.Errorf("%d rows were written since the switch, by the status %d", written, got)
 	}
 	if err := k.CompleteNow(t.Context(), false); err != nil {
 		t.Fatal(err)

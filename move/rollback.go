@@ -97,7 +97,7 @@ func (m *Move) followAgain(ctx context.Context, inv *inventory) error {
 	if err := errors.Join(err, m.closeDestination(ctx, inv)); err != nil {
 		return err
 	}
-	if err := errors.Join(m.setDetail(ctx, settledKey, false), m.setDetail(ctx, returnedKey, false)); err != nil {
+	if err := errors.Join(m.setDetail(ctx, settledKey, false), m.setDetail(ctx, countedKey, nil), m.setDetail(ctx, returnedKey, false)); err != nil {
 		return err
 	}
 	return m.enter(ctx, StateStreaming)

@@ -24,7 +24,7 @@ func (m *Move) Snapshot() Status {
 // addReverse tells of the way back; m.mu and its own are held.
 func (m *Move) addReverse(s *Status) {
 	back := m.reverse.snapshot()
-	s.Reverse = &ReverseStatus{Streams: back.Streams, Rollback: back.SafeToCutOver, Lost: m.lost}
+	s.Reverse = &ReverseStatus{Streams: back.Streams, Rollback: back.SafeToCutOver, Lost: m.lost, Written: m.writtenSince()}
 	if because := m.noWayBack(); len(because) > 0 {
 		s.Reverse.Rollback = SafeToCutOver{Because: because}
 	}

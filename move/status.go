@@ -190,4 +190,7 @@ type ReverseStatus struct {
 	Rollback SafeToCutOver `json:"rollback"`
 	// Lost says why there is no way back any more, empty while there is one.
 	Lost string `json:"lost"`
+	// Written is about how many rows were inserted, updated and deleted on the shards since the switch, as their statistics have it; null
+	// while there is a way back, or where they do not tell.
+	Written *int64 `json:"rows_written_since_switch"`
 }

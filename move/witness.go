@@ -32,11 +32,11 @@ func (c *cutover) witness(ctx context.Context) {
 	}
 	nodes := c.allNodes()
 	err := atOnce(ctx, len(nodes), func(ctx context.Context, i int) (err error) {
-		into := &mo.shards[nodes[i].number]
+		side := mo.shards
 		if nodes[i].source {
-			into = &mo.sources[nodes[i].number]
+			side = mo.sources
 		}
-		*into, err = copier.NewSnapshot(ctx, c.shardOf(nodes[i]), c.app())
+		side[nodes[i].number], err = copier.NewSnapshot(ctx, c.shardOf(nodes[i]), c.app())
 		return err
 	})
 	if err != nil {

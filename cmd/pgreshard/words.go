@@ -194,7 +194,11 @@ func statusLines(s move.Status) []string {
 // reverseLines say how the old layout follows, and what a rollback would lose.
 func reverseLines(r move.ReverseStatus) (lines []string) {
 	if r.Lost != "" {
-		return []string{"back:   there is no way back: " + r.Lost + "; a rollback would lose what was written since then"}
+		lost := "what was written since then"
+		if r.Written != nil {
+			lost += fmt.Sprintf(", of about %d rows changed since the switch", *r.Written)
+		}
+		return []string{"back:   there is no way back: " + r.Lost + "; a rollback would lose " + lost}
 	}
 	for _, t := range r.Streams {
 		lines = append(lines, fmt.Sprintf("back:   the old layout follows destination shard %d, %s", t.Source, streamWords(t)))
