@@ -323,8 +323,8 @@ func TestTheEndOfAMoveNamesWhatStays(t *testing.T) {
 		"cancel keeps the tables and says so before and after": {args: []string{"cancel"},
 			stdout: "cancelled: the copied tables stay on the shards; drop them", stderr: "the copied tables stay on the shards; --drop-data drops them too"},
 		"with --drop-data nothing is left":           {args: []string{"cancel", "--drop-data"}, stdout: "cancelled: nothing of it is left on any node; types, functions,"},
-		"complete names the fence":                   {args: []string{"complete"}, fenced: true, stdout: "what stays: the layout record on every shard, and the fence on the retired source\n"},
-		"complete again, after the fence was let go": {args: []string{"complete"}, stdout: "what stays: the layout record on every shard\n"},
+		"complete names the fence":                   {args: []string{"complete"}, fenced: true, stdout: "what stays: the layout record on every shard, and the fence on the retired source\n", stderr: "the move's report is written"},
+		"complete again, after the fence was let go": {args: []string{"complete"}, stdout: "what stays: the layout record on every shard\n", stderr: "the move's report is written"},
 	} {
 		code, stdout, stderr := call(t, &fakeEngine{fenced: test.fenced, status: move.Status{Idle: true}}, freePort(t), test.args...)
 		if code != 0 || !strings.Contains(stdout, test.stdout) || !strings.Contains(stderr, test.stderr) || test.stderr == "" && stderr != "" {

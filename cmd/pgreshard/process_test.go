@@ -52,7 +52,7 @@ func TestAWorkerKilledInEveryStateGoesOnToTheSameEnd(t *testing.T) {
 	t.Parallel()
 	hooks := filepath.Join(t.TempDir(), "hooks")
 	r := newRig(t, 3, pgtest.WorkloadOptions{Writers: 8, Rate: 200, Lookups: true, KeyChanges: true, NewTenants: true},
-		"[cutover]\nreverse = false\n[copy]\nworkers = 2\n"+loggingHooks(hooks))
+		"[cutover]\nreverse = false\nmax_freeze = \"60s\"\n[copy]\nworkers = 2\n"+loggingHooks(hooks)) // the machine may be busy
 	var all []*gates
 	for _, db := range r.shards {
 		all = append(all, newGates(t, db))

@@ -32,6 +32,11 @@ type suite struct{ *testing.M }
 
 func (s suite) Run() int {
 	defer closeMachines()
+	home, err := os.MkdirTemp("", "pgreshard-test-state-") // not the user's
+	if err != nil || os.Setenv("XDG_STATE_HOME", home) != nil {
+		return 1
+	}
+	defer os.RemoveAll(home)
 	return s.M.Run()
 }
 
