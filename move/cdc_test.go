@@ -148,7 +148,7 @@ func (n *natsServer) consume(name string, seed uint64) *consuming {
 // the move switches, the worker is another one, the layout goes forth and back.
 func TestConsumersReconstructTheTablesFromTheStreamAlone(t *testing.T) {
 	t.Parallel()
-	pgtest.OneIn(t, 3) // thousands of messages, each on disk before the next
+	pgtest.OneIn(t, 6) // thousands of messages, each on disk before the next
 	for _, seed := range pgtest.Seeds(t, "CDC_SEED", 1) {
 		t.Logf("CDC_SEED=%d", seed)
 		r := newRig(t, 2, 2, pgtest.WorkloadOptions{Writers: 6, Rate: 150, Lookups: true, KeyChanges: true, NewTenants: true})

@@ -446,7 +446,7 @@ func (r *rig) everything(dbs []*pgtest.DB) string {
 
 // Writers of whom half take rows by SELECT … FOR UPDATE first, and two that ignore every hint, lose nothing in a cutover.
 func TestTheFreezeAsItsWritersFeelIt(t *testing.T) {
-	r := newRig(t, 1, 4, pgtest.WorkloadOptions{Writers: 16, Rate: 500, Lookups: true, KeyChanges: true, NewTenants: true, Locks: true})
+	r := newRig(t, 1, 4, pgtest.WorkloadOptions{Writers: 8, Rate: 200, Lookups: true, KeyChanges: true, NewTenants: true, Locks: true})
 	// As plan advises: then no row has to be searched for.
 	r.sources[0].Exec(t, `alter table orders replica identity full; alter table documents replica identity full`)
 	rogues := r.beRogue()

@@ -81,6 +81,7 @@ func TestWhereverTheWorkerIsLostOneLayoutServes(t *testing.T) {
 	for _, shape := range [][2]int{{1, 2}, {2, 3}} {
 		t.Run(fmt.Sprintf("%d to %d", shape[0], shape[1]), func(t *testing.T) {
 			t.Parallel()
+			pgtest.OneIn(t, 2)
 			hooks := filepath.Join(t.TempDir(), "hooks")
 			l := newLost(t, shape[0], shape[1], hooks)
 			total := l.watchTotals(t)
@@ -152,7 +153,7 @@ func (l *lost) loseSome(t *testing.T) {
 				continue
 			}
 			ok := t.Run(fmt.Sprintf("%s at %s of the %s", way, c.point, l.command), func(t *testing.T) {
-				pgtest.OneIn(t, 24)
+				pgtest.OneIn(t, 32)
 				if c.point == sealOfOne {
 					l.loseSealing(t)
 				} else {
