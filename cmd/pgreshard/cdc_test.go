@@ -104,6 +104,9 @@ func TestAPublisherKilledAtRandomPublishesEachChangeOnce(t *testing.T) {
 			sql := disturb(random, 100*life+n)
 			_, err := writer.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
 			for pg.Code(err) == "40P01" { // it truncates, and the copy of what is there reads
+				if _, err := writer.Exec(t.Context(), "rollback"); err != nil {
+					t.Fatal(err)
+				}
 				_, err = writer.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
 			}
 			if err != nil {
