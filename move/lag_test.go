@@ -55,7 +55,7 @@ func TestALagGrowsWhoeverAsksTheSourceAndNeverShrinksByAnAnswerThatComesLate(t *
 
 func TestACutoverIsRefusedWhileALagIsUnknown(t *testing.T) {
 	t.Parallel()
-	m := New(Config{MaxLag: 1 << 20}, slog.New(slog.DiscardHandler))
+	m := New(Config{MaxLag: 1 << 20, Destination: Side{Shards: make([]pg.Shard, 1)}}, slog.New(slog.DiscardHandler))
 	m.state, m.followers = StateStreaming, []*follower{{move: m, sink: new(sink.Stream)}}
 	_, err := m.Cutover(t.Context(), CutoverOptions{})
 	var refused *NotReadyError

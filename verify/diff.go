@@ -2,6 +2,7 @@ package verify
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -173,6 +174,9 @@ func classify(pairs map[string]*pair, keyed bool, report *TableReport) (found []
 	for _, key := range slices.Sorted(maps.Keys(pairs)) {
 		p := pairs[key]
 		known := len(p.left) > 0
+		for _, list := range [][]hashed{p.left, p.right} { // nodes answer in any order, and the same is to be told each time
+			slices.SortStableFunc(list, func(a, b hashed) int { return cmp.Compare(a.node.Number, b.node.Number) })
+		}
 		left, right := cancel(p.left, p.right)
 		for keyed && len(left) > 0 && len(right) > 0 {
 			report.Different++
