@@ -103,10 +103,12 @@ func TestTheFreezeFindsWhatWasChangedSinceTheComparison(t *testing.T) {
 		}, "public.notes: differs, 0 missing, 0 extra, 1 different, 0 doubled, 0 misplaced",
 			func() { behindItsBack(t, notes, `update notes set note = 'newer' where id = 77`) }},
 		{"a copy, truncated", func() {
+			stop() // the stream would end at a change of a row that is not there
 			without.Exec(t, `set session_replication_role = replica; create table kept as select * from countries; truncate countries`)
 		}, "public.countries: differs, [1-9][0-9]* missing, 0 extra, 0 different, 0 doubled, 0 misplaced",
 			func() {
 				without.Exec(t, `set session_replication_role = replica; insert into countries select * from kept; drop table kept`)
+				stop = r.write()
 			}},
 		{"a copy, rewritten", func() {
 			without.Exec(t, `alter table countries alter name type text using case code when 'ZZ' then 'x' else name end`)
