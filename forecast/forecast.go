@@ -18,7 +18,6 @@ type Input struct {
 	Longest   time.Duration // of the transactions seen writing on the sources
 	Writers   int           // those seen
 	LockWait  time.Duration // the longest that a freeze waits for one, [cutover] lock_timeout
-	RoundTrip time.Duration // to the slowest node
 }
 
 // Source is what was seen of one source while the plan was made.
@@ -37,7 +36,7 @@ type Forecast struct {
 	Log       []Kept     `json:"log"`              // by source
 	ShardsLog int64      `json:"shards_log_bytes"` // what all write, the vacuum's left out
 	CatchUp   CatchUp    `json:"catch_up"`
-	Freeze    Span       `json:"freeze"`
+	Freeze    Span       `json:"freeze"` // how much of it is the waiting for writers in flight
 	Warnings  []Foretold `json:"warnings"`
 }
 
@@ -70,12 +69,8 @@ type Foretold struct {
 	Hint string `json:"hint"`
 }
 
-const (
-	// tight is the part of the room from which on it is named.
-	tight = 0.5
-	// freezeTrips is how many messages in sequence a freeze waits for, whatever the number of shards and tables (docs/performance.md).
-	freezeTrips = 60
-)
+// tight is the part of the room from which on it is named.
+const tight = 0.5
 
 // Make foretells from what was measured and seen.
 func Make(in Input) *Forecast {
@@ -101,10 +96,9 @@ func Make(in Input) *Forecast {
 		f.CatchUp.Changes += s.ChangesPerSecond
 	}
 	f.catchUp(m, until)
-	wait := min(in.Longest, in.LockWait)
-	f.Freeze.Seconds = wait.Seconds() + freezeTrips*in.RoundTrip.Seconds()
-	f.Freeze.Basis = fmt.Sprintf("of %d transactions seen writing the oldest was %s old, lock_timeout is %s; %d messages in sequence of %s; cutover --rehearse measures it",
-		in.Writers, in.Longest.Round(time.Millisecond), in.LockWait, freezeTrips, in.RoundTrip.Round(10*time.Microsecond))
+	f.Freeze.Seconds = min(in.Longest, in.LockWait).Seconds()
+	f.Freeze.Basis = fmt.Sprintf("of %d transactions seen writing the oldest was %s old, lock_timeout is %s; cutover --rehearse measures the steps behind it",
+		in.Writers, in.Longest.Round(time.Millisecond), in.LockWait)
 	if in.Longest > in.LockWait {
 		f.warn("[cutover] on_blockers, or end it before the cutover",
 			"a transaction that writes is open for %s already, longer than a freeze waits for it (lock_timeout %s)", in.Longest.Round(time.Second), in.LockWait)

@@ -72,12 +72,9 @@ func (s *stream) close() {
 
 func (s *stream) table(i int) string { return fmt.Sprintf("%s.t%d", s.schema, i) }
 
-// firstUserOID is where a server begins to number what users make (FirstNormalObjectId).
-const firstUserOID = 16384
-
 // typeOf is the column's type where every server has it, else text.
 func typeOf(c pg.Column) string {
-	if c.TypeOID < firstUserOID {
+	if c.TypeOID < pg.FirstUserOID {
 		return c.Type
 	}
 	return "text"
@@ -107,7 +104,7 @@ func (s *stream) copy(ctx context.Context, t Table, p part) (rows int64, err err
 	names := func(c pg.Column) string { return c.SQL() }
 	format := " (format binary)"
 	for _, c := range t.Root.Columns {
-		if c.TypeOID >= firstUserOID && c.Generated == 0 {
+		if c.TypeOID >= pg.FirstUserOID && c.Generated == 0 {
 			format = ""
 		}
 	}

@@ -259,7 +259,7 @@ func (m *Move) started(ctx context.Context) ([]string, error) {
 }
 
 const selectKept = `select pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint,
-		(select nullif(setting::bigint, -1) << 20 from pg_settings where name = 'max_slot_wal_keep_size')
+		` + slotLimit + `
 	from pg_replication_slots where slot_name = $1 and restart_lsn is not null`
 
 // tend looks once a second at what the slots keep. Beyond half of what one may, what is read is let go at once, and only this worker

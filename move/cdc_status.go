@@ -61,7 +61,7 @@ func (c *cdc) watch(ctx context.Context) error {
 }
 
 const selectCDCSlot = `select pg_current_wal_insert_lsn()::text, confirmed_flush_lsn::text, pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint,
-		(select nullif(setting::bigint, -1) << 20 from pg_settings where name = 'max_slot_wal_keep_size')
+		` + slotLimit + `
 	from pg_replication_slots where slot_name = $1 and database = current_database() and restart_lsn is not null and confirmed_flush_lsn is not null`
 
 // look asks every server about our slots; it says so where one keeps more than it may.

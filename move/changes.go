@@ -82,7 +82,7 @@ func noKey(vt verify.Table) string {
 	for _, name := range vt.Key {
 		for _, side := range []*pg.Table{vt.Source, vt.Dest} {
 			c, _ := side.Column(name)
-			if k := side.Columns[c]; !k.Deterministic || k.BaseOID >= firstUserOID && k.TypeType != 'e' {
+			if k := side.Columns[c]; !k.Deterministic || k.BaseOID >= pg.FirstUserOID && k.TypeType != 'e' {
 				return fmt.Sprintf("when two values of its key column %s are equal is not the server's own to say", name)
 			}
 		}
@@ -108,9 +108,6 @@ func (m *Move) notByKey(inv *inventory, t *moved) string {
 	}
 	return ""
 }
-
-// firstUserOID is FirstNormalObjectId: types below are the server's own.
-const firstUserOID = 16384
 
 // take reads a block of a node's log.
 func (c *changes) take(n node, b *pg.Block) {

@@ -126,9 +126,12 @@ func (m *Move) lookAtNodes(ctx context.Context) {
 	})
 }
 
+// slotLimit is how many bytes of log the server lets a slot hold back, null for any number.
+const slotLimit = `(select nullif(setting::bigint, -1) << 20 from pg_settings where name = 'max_slot_wal_keep_size')`
+
 const selectSlotHealth = `select pg_current_wal_insert_lsn()::text, coalesce(confirmed_flush_lsn::text, ''),
 		pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, safe_wal_size,
-		(select nullif(setting::bigint, -1) << 20 from pg_settings where name = 'max_slot_wal_keep_size')
+		` + slotLimit + `
 	from pg_replication_slots where slot_name = $1 and database = current_database()`
 
 // look asks a node whether it is there, and a source about our slot. It takes a session, nil for none, and gives back

@@ -2,7 +2,6 @@ package move
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -75,9 +74,6 @@ func (p *planner) forecast(ctx context.Context, inv *inventory, before []busy) (
 		}
 		in.Sources = append(in.Sources, s)
 	}
-	if in.RoundTrip, err = p.roundTrip(ctx); err != nil {
-		return nil, err
-	}
 	trial := forecast.Trial{Sources: p.Source.Shards, Shards: p.Destination.Shards, Open: p.connect, Workers: p.CopyWorkers, Time: trialTime}
 	indexes, err := p.indexes(ctx)
 	if err != nil {
@@ -122,8 +118,7 @@ func (p *planner) forecast(ctx context.Context, inv *inventory, before []busy) (
 func (p *planner) room(ctx context.Context, source int) (bytes int64, is string, err error) {
 	err = p.on(ctx, p.Source.Shards[source], pg.Reader, func(conn *pgx.Conn) error {
 		var limit *int64
-		const sql = `select nullif(setting::bigint, -1) << 20 from pg_settings where name = 'max_slot_wal_keep_size'`
-		if err := conn.QueryRow(ctx, sql).Scan(&limit); err != nil {
+		if err := conn.QueryRow(ctx, "select "+slotLimit).Scan(&limit); err != nil {
 			return err
 		}
 		disk := seenDisk(ctx, conn)
@@ -141,28 +136,6 @@ func (p *planner) room(ctx context.Context, source int) (bytes int64, is string,
 		return nil
 	})
 	return bytes, is, err
-}
-
-// roundTrip is the time of a short question to the node that is farthest away.
-func (p *planner) roundTrip(ctx context.Context) (farthest time.Duration, err error) {
-	for _, n := range p.allNodes() {
-		err = p.on(ctx, p.shardOf(n), pg.Reader, func(conn *pgx.Conn) error {
-			var took []time.Duration
-			for range 5 {
-				began := time.Now()
-				if _, err := conn.Exec(ctx, "select count(*) from pg_class"); err != nil {
-					return err
-				}
-				took = append(took, time.Since(began))
-			}
-			farthest = max(farthest, slices.Min(took))
-			return nil
-		})
-		if err != nil {
-			return 0, err
-		}
-	}
-	return farthest, nil
 }
 
 // Of every table, the indexes that are not its identity's. Expressions have no column of their own.

@@ -38,6 +38,10 @@ type Column struct {
 // SQL is the quoted name.
 func (c Column) SQL() string { return pgx.Identifier{c.Name}.Sanitize() }
 
+// FirstUserOID is where a server begins to number what users make (FirstNormalObjectId in PostgreSQL): what has a lower OID is the
+// server's own, and has the same on every server.
+const FirstUserOID = 16384
+
 // ReplicaIdentity is pg_class.relreplident.
 type ReplicaIdentity byte
 

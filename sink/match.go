@@ -107,7 +107,7 @@ func (t *Table) match(columns []int, values []string) string {
 // operator is = as SQL. Our sessions see pg_catalog only, so that of an extension's type is named by the schema the type
 // is in. Arrays, of whatever, have the one of pg_catalog.
 func operator(c pg.Column) string {
-	if c.TypeOID < firstUserOID || c.TypeType != 'b' || c.ElemOID != 0 {
+	if c.TypeOID < pg.FirstUserOID || c.TypeType != 'b' || c.ElemOID != 0 {
 		return "="
 	}
 	if schema := schemaOf(c.Type); schema != "" {

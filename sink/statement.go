@@ -23,15 +23,13 @@ const (
 	typeText      = 25
 	typeInt8      = 20
 	typeTextArray = 1009
-
-	firstUserOID = 16384 // FirstNormalObjectId: types below are the server's own
 )
 
 // asArray says whether values of the column can travel as an array of the column's own type, so that its input
 // function reads each exactly as it would a lone value. Arrays have no array type, unnest takes composites apart, and box
 // and who knows which type of an extension separate by something else than a comma: they travel as text and are cast.
 func asArray(c pg.Column) bool {
-	if c.TypeType == 'c' || c.BaseOID >= firstUserOID && (c.TypeType == 'b' || c.TypeType == 'd') {
+	if c.TypeType == 'c' || c.BaseOID >= pg.FirstUserOID && (c.TypeType == 'b' || c.TypeType == 'd') {
 		return false
 	}
 	return c.ArrayOID != 0 && c.ElemOID == 0 && c.BaseOID != typeBox
@@ -56,7 +54,7 @@ func unnest(t *Table, columns []int, rows []pg.Row, prefix string, first int) ro
 		case !asArray(col):
 			s.types = append(s.types, typeTextArray)
 			value += "::" + col.Type
-		case col.ArrayOID >= firstUserOID: // each shard has its own OID for it
+		case col.ArrayOID >= pg.FirstUserOID: // each shard has its own OID for it
 			s.types = append(s.types, 0)
 			arg += "::" + col.Type + "[]"
 		default:
@@ -136,7 +134,7 @@ func (s *statement) bind(t *Table, columns []int, row pg.Row) []string {
 			s.params[len(s.params)-1] = nil
 		}
 		value := fmt.Sprintf("$%d", len(s.params))
-		if oid := t.Columns[c].TypeOID; oid < firstUserOID {
+		if oid := t.Columns[c].TypeOID; oid < pg.FirstUserOID {
 			s.types = append(s.types, oid)
 		} else { // each shard has its own OID for it
 			s.types = append(s.types, 0)

@@ -36,7 +36,7 @@ func forecastLines(f *forecast.Forecast) []forecastLine {
 	}
 	return append(lines,
 		forecastLine{"catching up", caughtUp, f.CatchUp.Basis},
-		forecastLine{"freeze", fmt.Sprintf("%.0f ms or more", 1000*f.Freeze.Seconds), f.Freeze.Basis},
+		forecastLine{"waiting for writers in the freeze", fmt.Sprintf("%.0f ms", 1000*f.Freeze.Seconds), f.Freeze.Basis},
 		forecastLine{"log that the shards write", bytesWords(f.ShardsLog), "as the trial's part of it"})
 }
 
