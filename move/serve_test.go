@@ -3,8 +3,10 @@ package move_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"pgreshard/move"
 	"pgreshard/pgtest"
@@ -38,7 +40,10 @@ func TestAServiceEndsNothingThatItIsNotToldTo(t *testing.T) {
 				cutOver()
 				k.following()
 			}
-			awaitStatus(t, "settled", k.Snapshot, func(st move.Status) bool { return st.Reverse != nil && (reverse || st.Reverse.Lost != "") })
+			awaitStatus(t, "no way back", k.Snapshot, func(st move.Status) bool { return st.Reverse != nil && (reverse || st.Reverse.Lost != "") })
+			const told = `select version from pgreshard.serving` // to the source last
+			for began := time.Now(); fmt.Sprint(s.sources[0].Query(t, told)) != "[[2]]" && time.Since(began) < time.Minute; k.alive() {
+			}
 			var refused *move.NotReadyError
 			if !reverse {
 				if _, err := k.Rollback(t.Context()); !errors.As(err, &refused) || !strings.Contains(err.Error(), "does not follow ([cutover] reverse)") {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -60,7 +61,16 @@ func OwnPublication(ctx context.Context, conn *pgx.Conn, name string) error {
 	return nil
 }
 
-// DropPublication drops a publication of ours; one that is not there is no error, ErrPublicationForeign one of others.
+// How long the end of a publication waits: for a lock that a VACUUM of one of its tables has, and for statements that may
+// be reading which publications a table is in. That takes them microseconds, however long they run.
+const (
+	unpublishPatience = 2 * time.Second
+	readingPatience   = 2 * time.Second
+)
+
+// DropPublication drops a publication of ours; one that is not there is no error, ErrPublicationForeign one of others. Its
+// tables leave it first, and it stays for statements that found them in it: a writer that reads which publications its table
+// is in looks each up without a lock, and would fail ("cache lookup failed for publication").
 func DropPublication(ctx context.Context, conn *pgx.Conn, name string) error {
 	if err := OwnPublication(ctx, conn, name); err != nil {
 		if errors.Is(err, ErrPublicationMissing) {
@@ -68,8 +78,63 @@ func DropPublication(ctx context.Context, conn *pgx.Conn, name string) error {
 		}
 		return fmt.Errorf("drop: %w", err)
 	}
-	if _, err := conn.Exec(ctx, "drop publication if exists "+quoted(name)); err != nil {
+	err := empty(ctx, conn, name)
+	if err == nil {
+		_, err = conn.Exec(ctx, "drop publication if exists "+quoted(name))
+	}
+	if err != nil {
 		return fmt.Errorf("drop publication %s: %w", name, err)
+	}
+	return nil
+}
+
+const selectMembers = `select r.prrelid, n.nspname, c.relname from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
+	join pg_class c on c.oid = r.prrelid join pg_namespace n on n.oid = c.relnamespace where p.pubname = $1`
+
+// selectWriting lists the statements under way that write to tables, each by its process and when it began.
+const selectWriting = `select array_agg(distinct a.pid || ' ' || coalesce(a.query_start::text, '')) from pg_locks l join pg_stat_activity a on a.pid = l.pid
+	where l.locktype = 'relation' and l.mode = 'RowExclusiveLock' and l.relation = any($1) and a.datname = current_database()
+	  and a.pid <> pg_backend_pid() and a.state is distinct from 'idle in transaction'`
+
+// empty takes all tables out of a publication, and waits until no statement that wrote to one of them before can still be
+// about to look the publication up. A table whose lock is not to be had stays in it.
+func empty(ctx context.Context, conn *pgx.Conn, name string) error {
+	rows, err := conn.Query(ctx, selectMembers, name)
+	if err != nil {
+		return err
+	}
+	var tables []uint32
+	var list []string
+	var table uint32
+	var of pg.Name
+	_, err = pgx.ForEachRow(rows, []any{&table, &of.Schema, &of.Table}, func() error {
+		tables, list = append(tables, table), append(list, "only "+of.SQL())
+		return nil
+	})
+	if err != nil || len(tables) == 0 {
+		return err
+	}
+	_, err = conn.PgConn().Exec(ctx, fmt.Sprintf("set local lock_timeout = %d; alter publication %s drop table %s", // one transaction
+		unpublishPatience.Milliseconds(), quoted(name), strings.Join(list, ", "))).ReadAll()
+	switch pg.Code(err) {
+	case "":
+		if err != nil {
+			return err
+		}
+	case "55P03", "42704", "42P01": // what holds the lock may run for hours; a table or the publication has just gone
+		return nil
+	default:
+		return err
+	}
+	var before, now []string
+	if err := conn.QueryRow(ctx, selectWriting, tables).Scan(&before); err != nil {
+		return err
+	}
+	for began := time.Now(); len(before) > 0 && time.Since(began) < readingPatience; time.Sleep(5 * time.Millisecond) {
+		if err := conn.QueryRow(ctx, selectWriting, tables).Scan(&now); err != nil {
+			return err
+		}
+		before = slices.DeleteFunc(before, func(one string) bool { return !slices.Contains(now, one) })
 	}
 	return nil
 }

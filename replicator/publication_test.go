@@ -1,12 +1,15 @@
 package replicator
 
 import (
+	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+	"golang.org/x/sync/errgroup"
 
 	"pgreshard/pg"
 	"pgreshard/pgtest"
@@ -73,6 +76,45 @@ func TestWhatAPublicationCoversIsSeenWhenItChanges(t *testing.T) {
 	}
 	if _, err := DescribePublication(ctx, conn, `the "p"`); !errors.Is(err, ErrPublicationMissing) {
 		t.Errorf("after the drop: %v", err)
+	}
+}
+
+// PostgreSQL looks the publications of a table up one by one, without a lock, when a session first writes to it.
+func TestWritersDoNotMeetThePublicationThatIsDropped(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Shared(t).Database(t)
+	tables := []pg.Name{{Schema: "public", Table: "a"}, {Schema: "public", Table: "b"}}
+	db.Exec(t, `create table a (id serial primary key, v int); create table b (id serial primary key, v int)`)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var writers errgroup.Group
+	var written atomic.Int64
+	for range 8 {
+		conn := db.Conn(t)
+		writers.Go(func() error {
+			for ctx.Err() == nil {
+				for _, sql := range []string{`insert into a (v) values (1)`, `update b set v = v + 1 where id = 1`, `begin; insert into b (v) values (1)`, `commit`} {
+					if _, err := conn.Exec(t.Context(), sql); err != nil {
+						return err
+					}
+					written.Add(1)
+				}
+			}
+			return nil
+		})
+	}
+	conn := db.Conn(t)
+	for range 300 {
+		if err := CreatePublication(t.Context(), conn, "p", tables); err != nil {
+			t.Fatal(err)
+		}
+		if err := DropPublication(t.Context(), conn, "p"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	if err := writers.Wait(); err != nil || written.Load() == 0 {
+		t.Errorf("after %d statements: %v", written.Load(), err)
 	}
 }
 

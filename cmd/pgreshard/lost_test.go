@@ -106,7 +106,8 @@ func TestWhereverTheWorkerIsLostOneLayoutServes(t *testing.T) {
 				t.Error(err)
 			}
 			ran, err := os.ReadFile(hooks)
-			if err != nil || !regexp.MustCompile(`^((before_freeze\nafter_undo\n)*before_freeze\nafter_switch\n){2}$`).Match(ran) || strings.Count(string(ran), "after_undo") != l.undone {
+			// A worker that is lost before it has noted that the hook went well leaves it to the next.
+			if err != nil || !regexp.MustCompile(`^((before_freeze\nafter_undo\n)*before_freeze\n(after_switch\n)+){2}$`).Match(ran) || strings.Count(string(ran), "after_undo") != l.undone {
 				t.Errorf("%d switches were undone, hooks ran as %q, %v", l.undone, ran, err)
 			}
 			if code, out, said := l.run("status"); code != exitDone || !strings.Contains(out, "rolled_back: layout 1 serves again") {
