@@ -201,6 +201,49 @@ func (db *DB) Query(t testing.TB, sql string, args ...any) [][]string {
 	return rows
 }
 
+// Session asks a database again and again in one session, which it opens anew where that is lost. To be asked by one goroutine.
+type Session struct {
+	db   *DB
+	conn *pgx.Conn // nil: none is open
+}
+
+// Session gives a session that is open from the first Query on until the test ends.
+func (db *DB) Session(t testing.TB) *Session {
+	s := &Session{db: db}
+	t.Cleanup(s.close)
+	return s
+}
+
+// Query is DB.Query in this session.
+func (s *Session) Query(t testing.TB, sql string, args ...any) [][]string {
+	t.Helper()
+	if s.conn != nil {
+		if rows, err := queryText(t.Context(), s.conn, sql, args...); err == nil {
+			return rows
+		}
+		s.close()
+	}
+	var err error
+	if s.conn, err = s.db.Connect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := queryText(t.Context(), s.conn, sql, args...)
+	if err != nil {
+		t.Fatalf("%v\nin: %.300s", err, sql)
+	}
+	return rows
+}
+
+func (s *Session) close() {
+	if s.conn == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupLimit)
+	defer cancel()
+	_ = s.conn.Close(ctx)
+	s.conn = nil
+}
+
 func queryText(ctx context.Context, conn *pgx.Conn, sql string, args ...any) ([][]string, error) {
 	rows, err := conn.Query(ctx, sql, append([]any{pgx.QueryResultFormats{pgx.TextFormatCode}}, args...)...)
 	if err != nil {

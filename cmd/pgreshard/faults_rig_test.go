@@ -97,7 +97,17 @@ type struck struct {
 	mend   func()          // ends the last fault
 	held   <-chan struct{} // closed when a confirmation is held; nil: none is to be
 	args   []string        // the worker's
-	resume func()          // lets go what was stalled to hold the worker; nil: a gate holds it
+	asks   map[*pgtest.DB]*pgtest.Session
+	resume func() // lets go what was stalled to hold the worker; nil: a gate holds it
+}
+
+// ask asks a database what is asked for again and again.
+func (s *struck) ask(db *pgtest.DB, sql string, args ...any) [][]string {
+	s.test.Helper()
+	if s.asks[db] == nil {
+		s.asks[db] = db.Session(s.test)
+	}
+	return s.asks[db].Query(s.test, sql, args...)
 }
 
 // patience is how long anything is waited for.
@@ -151,7 +161,7 @@ func (s *struck) finish(stop func()) {
 // source is on machine 0 and the home on machine 1.
 func newStruck(t *testing.T, set *machineSet, sources, shards []int, options pgtest.WorkloadOptions, more string) *struck {
 	t.Helper()
-	s := &struck{test: t, set: set, mend: func() {}, last: cell{outcome: either}}
+	s := &struck{test: t, set: set, mend: func() {}, asks: map[*pgtest.DB]*pgtest.Session{}, last: cell{outcome: either}}
 	var dbs, via []*pgtest.DB
 	for n, on := range slices.Concat(sources, shards) {
 		dbs = append(dbs, set[on].Database(t))
@@ -305,7 +315,7 @@ func (s *struck) unconfirmed() bool {
 	default:
 		return false
 	}
-	slot := s.sources[0].Query(s.test, `select confirmed_flush_lsn from pg_replication_slots where database = current_database()`)[0][0]
+	slot := s.ask(s.sources[0], `select confirmed_flush_lsn from pg_replication_slots where database = current_database()`)[0][0]
 	return s.before(slot, s.checkpoint(0)) && s.before(slot, s.checkpoint(1))
 }
 
@@ -321,13 +331,13 @@ func (s *struck) confirm() {
 // checkpoint is how far a shard is.
 func (s *struck) checkpoint(shard int) string {
 	s.test.Helper()
-	return s.shards[shard].Query(s.test, `select lsn from pgreshard.checkpoint`)[0][0]
+	return s.ask(s.shards[shard], `select lsn from pgreshard.checkpoint`)[0][0]
 }
 
 // before compares positions.
 func (s *struck) before(a, b string) bool {
 	s.test.Helper()
-	return s.sources[0].Query(s.test, `select $1::text::pg_lsn < $2::text::pg_lsn`, a, b)[0][0] == "t"
+	return s.ask(s.sources[0], `select $1::text::pg_lsn < $2::text::pg_lsn`, a, b)[0][0] == "t"
 }
 
 // fate is what became of the worker.

@@ -183,7 +183,7 @@ func (s *struck) strikeAt(r *rand.Rand, phase string, struck map[string]int) {
 func (s *struck) carried() bool {
 	s.test.Helper()
 	for _, db := range s.sources {
-		if len(db.Query(s.test, `select 1 from pg_replication_slots r join pg_stat_activity a on a.pid = r.active_pid
+		if len(s.ask(db, `select 1 from pg_replication_slots r join pg_stat_activity a on a.pid = r.active_pid
 			where r.database = current_database() and a.backend_start > $1`, s.since)) == 0 {
 			return false
 		}
@@ -195,11 +195,11 @@ func (s *struck) carried() bool {
 func (s *struck) level() {
 	s.test.Helper()
 	for n, db := range s.sources {
-		end := db.Query(s.test, `select pg_current_wal_insert_lsn()`)[0][0]
+		end := s.ask(db, `select pg_current_wal_insert_lsn()`)[0][0]
 		for _, shard := range s.shards {
 			s.await("the end of what was written", func() bool {
 				s.running()
-				return len(shard.Query(s.test, `select 1 from pgreshard.checkpoint where source = $1 and lsn >= $2::text::pg_lsn`, n, end)) == 1
+				return len(s.ask(shard, `select 1 from pgreshard.checkpoint where source = $1 and lsn >= $2::text::pg_lsn`, n, end)) == 1
 			})
 		}
 	}
@@ -208,6 +208,6 @@ func (s *struck) level() {
 // streams says whether the copy and the index build are behind the move.
 func (s *struck) streams() bool {
 	s.test.Helper()
-	return s.shards[0].Query(s.test, `select to_regclass('pgreshard.move') is not null`)[0][0] == "t" &&
-		len(s.shards[0].Query(s.test, `select 1 from pgreshard.move where state = 'streaming'`)) == 1
+	return s.ask(s.shards[0], `select to_regclass('pgreshard.move') is not null`)[0][0] == "t" &&
+		len(s.ask(s.shards[0], `select 1 from pgreshard.move where state = 'streaming'`)) == 1
 }
