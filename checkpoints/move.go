@@ -48,29 +48,22 @@ type Book struct {
 
 // Start records a new move before anything is made for it.
 func (b Book) Start(ctx context.Context, conn *pgx.Conn, state string, spec json.RawMessage) error {
-	return b.write(ctx, conn, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `insert into pgreshard.move (name, state, spec) values ($1, $2, $3) on conflict (name) do nothing`, b.Move, state, spec)
-		return err
-	})
+	_, err := b.write(ctx, conn, statement{`insert into pgreshard.move (name, state, spec) values ($1, $2, $3) on conflict (name) do nothing`, []any{b.Move, state, spec}})
+	return err
 }
 
 // SetState moves the move on and forgets the error that had stopped it.
 func (b Book) SetState(ctx context.Context, conn *pgx.Conn, state string) error {
-	return b.write(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `update pgreshard.move set state = $2, error = null, changed_at = now() where name = $1`, b.Move, state); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, `insert into pgreshard.journal (move, step, phase) values ($1, $2, 'state')`, b.Move, state)
-		return err
-	})
+	_, err := b.write(ctx, conn,
+		statement{`update pgreshard.move set state = $2, error = null, changed_at = now() where name = $1`, []any{b.Move, state}},
+		statement{`insert into pgreshard.journal (move, step, phase) values ($1, $2, 'state')`, []any{b.Move, state}})
+	return err
 }
 
 // SetError records what stopped the move; the state stays.
 func (b Book) SetError(ctx context.Context, conn *pgx.Conn, text string) error {
-	return b.write(ctx, conn, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `update pgreshard.move set error = $2 where name = $1`, b.Move, text)
-		return err
-	})
+	_, err := b.write(ctx, conn, statement{`update pgreshard.move set error = $2 where name = $1`, []any{b.Move, text}})
+	return err
 }
 
 // SetDetail remembers one thing, as JSON, for a later start.
@@ -79,35 +72,55 @@ func (b Book) SetDetail(ctx context.Context, conn *pgx.Conn, key string, value a
 	if err != nil {
 		return err
 	}
-	return b.write(ctx, conn, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `update pgreshard.move set detail = detail || jsonb_build_object($2::text, $3::jsonb) where name = $1`, b.Move, key, text)
-		return err
-	})
+	_, err = b.write(ctx, conn, statement{`update pgreshard.move set detail = detail || jsonb_build_object($2::text, $3::jsonb) where name = $1`, []any{b.Move, key, text}})
+	return err
 }
 
-// Journal writes that a step begins ("before") or is done ("after"), with a note that is JSON.
-func (b Book) Journal(ctx context.Context, conn *pgx.Conn, step, phase string, note any) error {
+// Journal writes that a step begins ("before") or is done ("after"), with a note that is JSON, and before it the steps and
+// phases of entries that are owed.
+func (b Book) Journal(ctx context.Context, conn *pgx.Conn, step, phase string, note any, owed ...Entry) error {
 	text, err := json.Marshal(note)
 	if err != nil {
 		return err
 	}
-	return b.write(ctx, conn, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `insert into pgreshard.journal (move, step, phase, note) values ($1, $2, $3, $4)`, b.Move, step, phase, text)
-		return err
-	})
+	var list []statement
+	for _, e := range append(owed, Entry{Step: step, Phase: phase, Note: text}) {
+		if e.Note == nil {
+			e.Note = json.RawMessage(`{}`)
+		}
+		list = append(list, statement{`insert into pgreshard.journal (move, step, phase, note) values ($1, $2, $3, $4)`, []any{b.Move, e.Step, e.Phase, e.Note}})
+	}
+	_, err = b.write(ctx, conn, list...)
+	return err
 }
 
-func (b Book) write(ctx context.Context, conn *pgx.Conn, fn func(pgx.Tx) error) error {
-	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `select pgreshard.check_epoch($1)`, b.Epoch); err != nil {
-			return err
-		}
-		return fn(tx)
-	})
-	if err != nil {
-		return fmt.Errorf("write the bookkeeping of move %s: %w", b.Move, Refused(err))
+type statement struct {
+	sql  string
+	args []any
+}
+
+// write runs statements as one transaction of this epoch, in one round trip, and says how many rows the last one changed.
+func (b Book) write(ctx context.Context, conn *pgx.Conn, list ...statement) (changed int64, err error) {
+	batch := &pgx.Batch{}
+	batch.Queue(`select pgreshard.check_epoch($1)`, b.Epoch)
+	for _, s := range list {
+		batch.Queue(s.sql, s.args...)
 	}
-	return nil
+	results := conn.SendBatch(ctx, batch)
+	for range batch.Len() {
+		tag, failed := results.Exec()
+		if err = failed; err != nil {
+			break
+		}
+		changed = tag.RowsAffected()
+	}
+	if closed := results.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return 0, fmt.Errorf("write the bookkeeping of move %s: %w", b.Move, Refused(err))
+	}
+	return changed, nil
 }
 
 // LastNote reads into what a node's journal noted last of a step of a move; it stays as it is where there is none.

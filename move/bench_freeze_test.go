@@ -50,11 +50,13 @@ func benchFreezes(t *testing.T) {
 		t.Run(fmt.Sprintf("%d to %d", shape[0], shape[1]), func(t *testing.T) {
 			r := freezeRig(t, shape[0], shape[1], float64(rate))
 			rogues := r.beRogue()
+			stop := r.write()
 			var forth, back freezes
 			for range cycles {
 				r.freezeCycle(&forth, &back, rate)
 			}
 			k := r.keep()
+			stop()
 			k.level()
 			r.compare()
 			if err := k.CompleteNow(t.Context(), false); err != nil {
@@ -87,8 +89,7 @@ func freezeRig(t *testing.T, m, n int, rate float64) *rig {
 	for range m + n {
 		dbs = append(dbs, pgtest.Start(t, pgtest.Options{Durable: true, Settings: benchSettings}).Database(t))
 	}
-	// Time lost by waiting is not made up for, so the writers are paced a little faster than they must be.
-	r := rigOn(t, dbs[:m], dbs[m:], pgtest.WorkloadOptions{Writers: freezeWriters, Rate: 1.1 * rate, Lookups: true, KeyChanges: true, NewTenants: true, Locks: true})
+	r := rigOn(t, dbs[:m], dbs[m:], pgtest.WorkloadOptions{Writers: freezeWriters, Rate: rate / 8, Tireless: true, Lookups: true, KeyChanges: true, NewTenants: true, Locks: true})
 	for _, db := range r.sources { // as plan advises: then no row has to be searched for
 		db.Exec(t, `alter table orders replica identity full; alter table documents replica identity full`)
 	}
@@ -96,40 +97,46 @@ func freezeRig(t *testing.T, m, n int, rate float64) *rig {
 	return r
 }
 
-// freezeCycle switches and rolls back once; the application is begun anew for each, or its writers tire.
+// freezeCycle switches and rolls back once.
 func (r *rig) freezeCycle(forth, back *freezes, rate int) {
 	r.t.Helper()
 	h := r.hold(r.t.Context(), r.move())
-	r.freeze(forth, rate, func() (move.CutoverReport, error) { return h.Cutover(r.t.Context(), move.CutoverOptions{}) })
+	r.freeze(forth, rate, func() move.SafeToCutOver { return h.Snapshot().SafeToCutOver }, func() (move.CutoverReport, error) {
+		return h.Cutover(r.t.Context(), move.CutoverOptions{})
+	})
 	k := &kept{rig: r, Move: h.Move, done: h.done}
 	k.following()
-	r.freeze(back, rate, func() (move.CutoverReport, error) { return k.Rollback(r.t.Context()) })
+	r.freeze(back, rate, func() move.SafeToCutOver { return k.Snapshot().Reverse.Rollback }, func() (move.CutoverReport, error) { return k.Rollback(r.t.Context()) })
 	if err := <-k.done; err != nil {
 		r.t.Fatal(err)
 	}
 }
 
-// freeze has the application write, and switches when it may. rate is how fast it is to write.
-func (r *rig) freeze(into *freezes, rate int, ask func() (move.CutoverReport, error)) {
+// freeze has the application write at a rate, of transactions a second, for a second, and asks for a switch. Where the stream has
+// not kept up that is done again once it is level. Before and after, few write.
+func (r *rig) freeze(into *freezes, rate int, safe func() move.SafeToCutOver, ask func() (move.CutoverReport, error)) {
 	r.t.Helper()
-	half := rate/2 + 1 // of what it writes in a second
-	commit := func() {
-		if err := r.load.Committed(r.t.Context(), half); err != nil {
+	half := func() { // of what it writes in a second
+		if err := r.load.Committed(r.t.Context(), rate/2+1); err != nil {
 			r.t.Fatal(err)
 		}
 	}
+	ease := func() { r.load.Pace(float64(rate) / 8) }
+	defer ease()
 	for {
-		stop := r.write()
-		commit() // they have connected
+		// Time lost by waiting is not made up for, so the writers are paced a little faster than they must be.
+		r.load.Pace(1.1 * float64(rate))
+		half()
 		began := time.Now()
-		commit()
-		reached := float64(half) / time.Since(began).Seconds()
+		half()
+		reached := float64(rate/2+1) / time.Since(began).Seconds()
 		r.load.ResetGaps()
 		report, err := ask()
 		var behind *move.NotReadyError
 		if errors.As(err, &behind) {
-			r.t.Log(err)
-			stop()
+			r.t.Logf("%.0f transactions a second: %v", reached, err)
+			for ease(); !safe().OK; time.Sleep(10 * time.Millisecond) {
+			}
 			continue
 		}
 		if err != nil {
@@ -138,7 +145,6 @@ func (r *rig) freeze(into *freezes, rate int, ask func() (move.CutoverReport, er
 		if err := r.load.EachCommitted(r.t.Context()); err != nil {
 			r.t.Fatal(err)
 		}
-		stop()
 		into.felt = append(into.felt, r.load.Stats().LongestGap)
 		into.said = append(into.said, time.Duration(*report.FreezeSeconds*float64(time.Second)))
 		into.rate = append(into.rate, reached)

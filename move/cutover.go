@@ -108,13 +108,16 @@ type cutover struct {
 	asked     bool           // by somebody who waits for the answer
 	paused    bool           // the hook before the freeze has run, and none that ends what it began
 	done      []StepReport
-	ended     []string // transactions that were in the way of the freeze; Move.mu guards it
+	owed      []checkpoints.Entry // of the journal
+	verdict   *verdict            // of the comparison that runs in the freeze; nil: none runs
+	triggers  []Trigger           // of the source, that only the open shards may have
+	ended     []string            // transactions that were in the way of the freeze; Move.mu guards it
 }
 
 // try runs the recipe once. An error before the switch comes back as an UndoneError, after everything is undone; so does
 // a rehearsal, because of errRehearsed.
 func (c *cutover) try(ctx context.Context) error {
-	c.frozen, c.done, c.ended = make([]frozen, len(c.Source.Shards)), nil, nil
+	c.frozen, c.done, c.owed, c.ended = make([]frozen, len(c.Source.Shards)), nil, nil, nil
 	bounded := ctx
 	for _, s := range c.recipe() {
 		switch {

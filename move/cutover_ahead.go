@@ -94,8 +94,37 @@ func (c *cutover) rehearse(ctx context.Context, tables []verify.Table) error {
 // it is that.
 const patience = 10 * time.Second
 
-// verifyDrained compares what has changed since everything was compared, now that nobody writes.
+// verdict is what a comparison that runs will say.
+type verdict struct {
+	stop context.CancelFunc
+	said chan error
+}
+
+func begin(ctx context.Context, compare func(context.Context) error) *verdict {
+	ctx, stop := context.WithCancel(ctx)
+	v := &verdict{stop, make(chan error, 1)}
+	go func() { v.said <- compare(ctx) }()
+	return v
+}
+
+// await waits until it has said it.
+func (v *verdict) await() error {
+	if v == nil {
+		return nil
+	}
+	defer v.stop()
+	return <-v.said
+}
+
+// verifyDrained is the verdict of the comparison that began when everything was drained.
 func (c *cutover) verifyDrained(ctx context.Context) error {
+	v := c.verdict
+	c.verdict = nil
+	return v.await()
+}
+
+// compareDrained compares what has changed since everything was compared, now that nobody writes.
+func (c *cutover) compareDrained(ctx context.Context) error {
 	if !c.MustVerify {
 		return nil
 	}

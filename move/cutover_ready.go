@@ -48,6 +48,8 @@ func (m *Move) level(ctx context.Context, followers []*follower) error {
 const (
 	catchUpTime     = 100 * time.Millisecond
 	catchUpPatience = 10 * time.Second
+	// Once both sides were compared, for which the streams had stood still: what is written meanwhile is compared in the freeze.
+	catchUpAgain = 2 * time.Second
 )
 
 // catchUp waits for such a moment. A stream that stands still is waited for without end.
@@ -56,21 +58,29 @@ func (m *Move) catchUp(ctx context.Context, followers []*follower) error {
 		if err := m.level(ctx, followers); err != nil {
 			return err
 		}
-		for end := time.Now().Add(catchUpPatience); time.Now().Before(end); {
-			began := time.Now()
-			for _, f := range followers {
-				if err := f.reach(ctx, end); err != nil {
-					return err
-				}
-			}
-			if time.Since(began) < catchUpTime {
-				return nil
-			}
+		if err := caughtUp(ctx, followers, catchUpPatience); err != nil {
+			return err
 		}
 		if len(m.lagging(followers)) == 0 {
 			return nil
 		}
 	}
+}
+
+// caughtUp waits for such a moment for as long as patience.
+func caughtUp(ctx context.Context, followers []*follower, patience time.Duration) error {
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		began := time.Now()
+		for _, f := range followers {
+			if err := f.reach(ctx, end); err != nil {
+				return err
+			}
+		}
+		if time.Since(began) < catchUpTime {
+			return nil
+		}
+	}
+	return nil
 }
 
 // askedPatience is how long who asks for a cutover waits for the streams to come level.

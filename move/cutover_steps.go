@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
 
 	"pgreshard/checkpoints"
 )
@@ -72,7 +73,10 @@ func (c *cutover) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.compareAhead(ctx) // last: what changes from then on is left to the freeze
+	if err := c.compareAhead(ctx); err != nil { // last: what changes from then on is left to the freeze
+		return err
+	}
+	return caughtUp(ctx, c.followers, catchUpAgain)
 }
 
 // readSequences adds a reading of every source's sequences.
@@ -115,7 +119,8 @@ func (m *Move) fence(conn *pgx.Conn) fence {
 	return fence{Conn: conn, Epoch: m.book.Epoch, LockTimeout: m.LockTimeout}
 }
 
-// drain waits until every shard holds everything that was written before the freeze.
+// drain waits until every shard holds everything that was written before the freeze. From there both sides are compared,
+// beside what else has to be done before the seal.
 func (c *cutover) drain(ctx context.Context) error {
 	for {
 		behind := ""
@@ -125,6 +130,7 @@ func (c *cutover) drain(ctx context.Context) error {
 			}
 		}
 		if behind == "" {
+			c.verdict = begin(ctx, c.compareDrained)
 			return nil
 		}
 		if err := sleep(ctx, time.Millisecond); err != nil {
@@ -133,32 +139,52 @@ func (c *cutover) drain(ctx context.Context) error {
 	}
 }
 
-// finish gives the destination what must be decided after the last write: sequences above every value handed out,
-// foreign keys, unchecked for now, and the triggers that do not fire for the worker, since waiting for their tables'
-// locks must not come after the switch; and the streams that follow the other way where they start.
+// finish gives the destination what must be decided after the last write, and none of it changes a row: sequences above every
+// value handed out, foreign keys, unchecked for now, and the triggers that do not fire for the worker, since waiting for
+// their tables' locks must not come after the switch; and the streams that follow the other way where they start.
 func (c *cutover) finish(ctx context.Context) error {
 	c.finishing = c.forward == nil
-	// What was changed between the check and the freeze.
-	err := atOnce(ctx, len(c.Source.Shards), func(ctx context.Context, n int) error {
-		if err := c.sourceAsFound(ctx, c.inv, c.evolution, n); err != nil {
+	g, ctx := errgroup.WithContext(ctx)
+	for n := range c.Source.Shards { // what was changed between the check and the freeze
+		g.Go(func() error {
+			if err := c.sourceAsFound(ctx, c.inv, c.evolution, n); err != nil {
+				return err
+			}
+			return c.samePublication(ctx, c.inv, n)
+		})
+	}
+	g.Go(func() error { return c.finishShards(ctx) })
+	g.Go(func() error {
+		if err := c.startOther(ctx); err != nil {
 			return err
 		}
-		return c.samePublication(ctx, c.inv, n)
+		return c.handOver(ctx)
 	})
-	if err != nil {
-		return err
-	}
+	return g.Wait()
+}
+
+// finishShards is what finish does on the shards. What they have is on a standby then, and with it what was drained, since
+// the sources' log is let go after the switch.
+func (c *cutover) finishShards(ctx context.Context) error {
 	if err := c.readSequences(ctx, true); err != nil {
 		return err
 	}
-	var triggers []Trigger
+	var now []Trigger
 	if c.forward == nil {
-		if triggers, err = c.sourceTriggers(ctx, c.inv); err != nil {
+		all, err := c.sourceTriggers(ctx, c.inv)
+		if err != nil {
 			return err
 		}
-		triggers = slices.DeleteFunc(triggers, func(t Trigger) bool { return t.State != 'O' })
+		c.triggers = nil
+		for _, t := range all {
+			if t.State == 'O' {
+				now = append(now, t)
+			} else {
+				c.triggers = append(c.triggers, t)
+			}
+		}
 	}
-	err = c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
+	return c.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		set, err := c.planSequences(n)
 		if err != nil {
 			return err
@@ -166,18 +192,11 @@ func (c *cutover) finish(ctx context.Context) error {
 		if err := SetSequences(ctx, conn, set); err != nil {
 			return err
 		}
-		if err := errors.Join(AddForeignKeys(ctx, conn, c.keys), c.setTriggers(ctx, n, conn, triggers)); err != nil {
+		if err := errors.Join(AddForeignKeys(ctx, conn, c.keys), c.setTriggers(ctx, n, conn, now)); err != nil {
 			return err
 		}
-		return c.onStandby(ctx, n, conn) // and with it what was drained, since the sources' log is let go after the switch
+		return c.onStandby(ctx, n, conn)
 	})
-	if err != nil {
-		return err
-	}
-	if err := c.startOther(ctx); err != nil {
-		return err
-	}
-	return c.handOver(ctx)
 }
 
 // startOther has the streams of the other way start here, if there are to be any.
@@ -206,6 +225,17 @@ func (c *cutover) seal(ctx context.Context) error {
 		return waitStandbys(ctx, conn, at)
 	})
 	return errors.Join(err, <-there)
+}
+
+// openSealed opens what this cutover has closed and finished itself, so that nothing has to be looked for.
+func (c *cutover) openSealed(ctx context.Context) error {
+	if len(c.triggers) > 0 {
+		return c.open(ctx, c.inv)
+	}
+	c.switchOnStandby(ctx)
+	return c.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {
+		return c.fence(conn).open(ctx, int64(c.Destination.Layout))
+	})
 }
 
 // switchLayout is the point of no return. Where the answer is lost the record is read until it is known.

@@ -16,7 +16,13 @@ func (c *cutover) undo(ctx context.Context, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.MaxFreeze+10*time.Second)
 	defer cancel()
 	c.log.Warn("cutover undone", "reason", cause.Error())
-	if err := c.liftAll(ctx); err != nil {
+	if c.verdict != nil {
+		c.verdict.stop()
+	}
+	err := c.liftAll(ctx)
+	_ = c.verdict.await() // it was for a switch that is not made
+	c.verdict = nil
+	if err != nil {
 		return fmt.Errorf("%v, and not every server could be told to take writes again: %w; hint: what was only frozen takes writes again by itself "+
 			"within max_freeze, what was sealed when a worker reaches it; `pgreshard status` names it", cause, err)
 	}
@@ -27,7 +33,6 @@ func (c *cutover) undo(ctx context.Context, cause error) error {
 	if errors.As(cause, &s) {
 		step, why = s.step, s.err
 	}
-	var err error
 	if c.finishing {
 		err = c.dropForeignKeys(ctx)
 	}
@@ -41,7 +46,7 @@ func (c *cutover) undo(ctx context.Context, cause error) error {
 }
 
 func (c *cutover) noteUndone(ctx context.Context, note undoNote) error {
-	return c.home(ctx, func(conn *pgx.Conn) error { return c.book.Journal(ctx, conn, "undo", "after", note) })
+	return c.home(ctx, func(conn *pgx.Conn) error { return c.book.Journal(ctx, conn, "undo", "after", note, c.owed...) })
 }
 
 func (m *Move) setUndone(d time.Duration) {

@@ -105,7 +105,7 @@ func (m *Move) sameOnShards(ctx context.Context, inv *inventory) error {
 
 // sourceCatalog reads a source's catalog as it is now.
 func (m *Move) sourceCatalog(ctx context.Context, source int) (catalog *pg.Catalog, err error) {
-	err = m.source(ctx, source, func(conn *pgx.Conn) error {
+	err = m.reads(ctx, node{true, source}, func(conn *pgx.Conn) error {
 		catalog, err = pg.ReadCatalog(ctx, conn)
 		return err
 	})

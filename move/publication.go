@@ -96,7 +96,7 @@ func (m *Move) samePublication(ctx context.Context, inv *inventory, source int) 
 		return err
 	}
 	what := ""
-	err := m.source(ctx, source, func(conn *pgx.Conn) error {
+	err := m.reads(ctx, node{true, source}, func(conn *pgx.Conn) error {
 		now, err := replicator.DescribePublication(ctx, conn, m.slot(source))
 		if err != nil {
 			return err

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"pgreshard/checkpoints"
 )
 
 // step is one of the recipe of a cutover. The journal, the page and a dry run know it by its name.
@@ -30,7 +32,7 @@ func (c *cutover) recipe() []step {
 		{name: "verify", run: c.verifyDrained, tell: c.tellVerify, frozen: true, undone: true},
 		{name: "seal", run: c.seal, tell: c.tellSeal, frozen: true, undone: true},
 		{name: "switch", run: c.switchLayout, tell: c.tellSwitch, undone: true},
-		{name: stepOpen, run: func(ctx context.Context) error { return c.open(ctx, c.inv) }, tell: c.tellOpen},
+		{name: stepOpen, run: c.openSealed, tell: c.tellOpen},
 	}
 	if c.amend != nil {
 		list = c.amend(list)
@@ -55,7 +57,7 @@ func (c *cutover) do(ctx context.Context, s step) error {
 		c.beforeStep(s.name)
 	}
 	began := time.Now()
-	if err := c.journal(ctx, s.name, "before"); err != nil {
+	if err := c.journal(ctx, s.name, "before", c.owed...); err != nil {
 		return &stepError{s.name, err}
 	}
 	if err := s.run(ctx); err != nil {
@@ -68,7 +70,11 @@ func (c *cutover) do(ctx context.Context, s step) error {
 		report.Ended = c.ended
 	}
 	c.did(report)
-	if s.name == "switch" { // its own record is the journal: nothing may stand between it and open
+	switch {
+	case s.name == "switch": // its own record is the journal: nothing may stand between it and open
+		return nil
+	case s.name == "freeze" || s.frozen: // with what comes next: a commit is time in which nobody can write
+		c.owed = []checkpoints.Entry{{Step: s.name, Phase: "after"}}
 		return nil
 	}
 	if err := c.journal(ctx, s.name, "after"); err != nil {
@@ -100,8 +106,13 @@ func (c *cutover) dryRun(ctx context.Context) (all []StepReport, err error) {
 			": every source serves writes again, what finish made is taken back"}}), nil
 }
 
-func (c *cutover) journal(ctx context.Context, step, phase string) error {
-	return c.home(ctx, func(conn *pgx.Conn) error { return c.book.Journal(ctx, conn, step, phase, struct{}{}) })
+// journal writes what is owed with it.
+func (c *cutover) journal(ctx context.Context, step, phase string, owed ...checkpoints.Entry) error {
+	err := c.home(ctx, func(conn *pgx.Conn) error { return c.book.Journal(ctx, conn, step, phase, struct{}{}, owed...) })
+	if err == nil {
+		c.owed = nil
+	}
+	return err
 }
 
 type stepError struct {

@@ -29,6 +29,7 @@ type WorkloadOptions struct {
 	Seed    uint64  // the choices are a function of it, as far as timing allows
 	Tenants int     // made by Fill, numbered from 1; 0: 40
 
+	Tireless   bool // a paced writer never slows down
 	Lookups    bool // orders with order_items
 	KeyChanges bool // users and documents change tenants
 	NewTenants bool // tenants are made while it runs, and used at once

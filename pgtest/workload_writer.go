@@ -60,7 +60,7 @@ type transaction struct {
 var errNotFound = errors.New("a row that was acknowledged is not there")
 
 const (
-	retryPause      = 5 * time.Millisecond
+	retryPause      = 20 * time.Millisecond // as docs/application.md advises
 	transactionMost = 60 * time.Second
 )
 
@@ -98,6 +98,9 @@ func (w *writer) pacer() func(context.Context) bool {
 	return func(ctx context.Context) bool {
 		alive := sleep(ctx, time.Until(due))
 		tired := max(0, time.Since(began)-restful)
+		if w.load.o.Tireless {
+			tired = 0
+		}
 		due = due.Add(time.Duration(float64(w.load.pause.Load()) * (1 + tired.Seconds()/tiring.Seconds())))
 		if now := time.Now(); due.Before(now) {
 			due = now

@@ -55,6 +55,8 @@ func (r *router) searchUpdate(ctx context.Context, t *Table, to layout.Shard, ol
 	switch {
 	case err != nil:
 		return err
+	case image == nil && r.ahead && complete(new) && old != nil && t.keyChanged(old, new):
+		image = new // a shard that is ahead had the row, and leaves no image where the log has all of it (moveRow)
 	case image == nil:
 		return &DivergedError{Table: t.Source, Shard: to, At: r.tx.Commit, What: "update of a row that is on no shard", Key: keyText(new, t.Key)}
 	}

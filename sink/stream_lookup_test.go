@@ -87,6 +87,29 @@ func TestRowsGoWhereTheirLookupSays(t *testing.T) {
 	}
 }
 
+// Rows whose old keys the log tells are not looked for when their keys change: what many transactions did goes to a shard in
+// few statements, as do rows that stay on it.
+func TestRowsWhoseKeysChangeAreMovedInBatches(t *testing.T) {
+	t.Parallel()
+	f := tenants(t, 3, "alter table users replica identity full;", `insert into tenants select g, nullif(g / 2, 0) from generate_series(1, 20) g`)
+	for _, db := range f.shards {
+		db.Exec(t, `insert into tenants select g, nullif(g / 2, 0) from generate_series(1, 20) g`)
+	}
+	const moves = 300
+	f.exec(`insert into users select g, g % 20 + 1, 0, (select string_agg(md5(s::text), '') from generate_series(1, 100) s) from generate_series(1, 300) g`)
+	f.exec(`do $$ begin for i in 1..300 loop update users set tenant = (i * 7) % 20 + 1, a = i where id = i; commit; end loop; end $$`)
+	f.run()
+	f.catchUp()
+	f.compare()
+	var batches int64
+	for _, s := range f.stream.Stats() {
+		batches += s.Batches
+	}
+	if batches > moves/5 {
+		t.Errorf("%d batches for %d rows that move", batches, moves)
+	}
+}
+
 // remappings change translations of keys that rows carry. Each leaves rows of the tenants it changes.
 var remappings = []string{
 	`insert into tenants select g, nullif(g / 2, 0) from generate_series(1, 20) g; insert into users select g, g % 20 + 1, 0, (select string_agg(md5(s::text), '') from generate_series(1, 100) s) from generate_series(1, 60) g;

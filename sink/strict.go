@@ -143,7 +143,20 @@ func (r *router) updateLoose(ctx context.Context, t *Table, old, new pg.Row) err
 		return err
 	}
 	if r.searches(t, old, new) {
-		return r.searchUpdate(ctx, t, to, old, new)
+		from, known := layout.Shard(0), false
+		if old != nil && r.homed(t) { // then the row stands where its old key places it
+			if from, known, err = r.standsOn(ctx, t, old); err != nil {
+				return err
+			}
+		}
+		switch {
+		case !known:
+			return r.searchUpdate(ctx, t, to, old, new)
+		case from != to:
+			return r.moveRow(ctx, t, from, to, old, new)
+		}
+		r.add(to, op{kind: opUpdate, table: t, old: old, new: new})
+		return nil
 	}
 	r.add(to, op{kind: opUpdate, table: t, old: old, new: new})
 	if !r.homed(t) || !t.logs(t.RuleKey[0]) || len(t.Guard) > 0 {
