@@ -135,8 +135,13 @@ func (c *cutover) try(ctx context.Context) error {
 			return c.undo(ctx, errRehearsed)
 		}
 		within := ctx
-		if s.frozen {
+		switch {
+		case s.frozen:
 			within = bounded
+		case s.name == stepOpen:
+			var cancel context.CancelFunc
+			within, cancel = context.WithTimeout(context.WithoutCancel(ctx), c.MaxFreeze+openTime)
+			defer cancel()
 		}
 		err := c.do(within, s)
 		var unknown *UnknownError
@@ -156,6 +161,9 @@ func (c *cutover) try(ctx context.Context) error {
 	c.setFreeze(time.Since(c.began))
 	return nil
 }
+
+// openTime is how long the shards may take to open, beside max_freeze for a standby of the home.
+const openTime = 30 * time.Second
 
 // errRehearsed ends a rehearsal, which runs all but the switch.
 var errRehearsed = errors.New("this was a rehearsal")

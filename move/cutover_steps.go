@@ -227,10 +227,11 @@ func (c *cutover) seal(ctx context.Context) error {
 	return errors.Join(err, <-there)
 }
 
-// openSealed opens what this cutover has closed and finished itself, so that nothing has to be looked for.
+// openSealed opens what this cutover has finished itself, so that nothing has to be looked for. The layout serves since the
+// switch, whatever has failed meanwhile and whoever wants the worker to end: it is opened all the same.
 func (c *cutover) openSealed(ctx context.Context) error {
 	if len(c.triggers) > 0 {
-		return c.open(ctx, c.inv)
+		return c.openWith(ctx, c.triggers)
 	}
 	c.switchOnStandby(ctx)
 	return c.dests(ctx, func(ctx context.Context, _ int, conn *pgx.Conn) error {

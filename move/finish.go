@@ -17,7 +17,6 @@ import (
 
 // open lets the destination serve: triggers as the source has them, then the flags. It may be repeated.
 func (m *Move) open(ctx context.Context, inv *inventory) error {
-	m.switchOnStandby(ctx)
 	var triggers []Trigger
 	if m.forward == nil { // the sources' own were never changed
 		var err error
@@ -25,6 +24,12 @@ func (m *Move) open(ctx context.Context, inv *inventory) error {
 			return err
 		}
 	}
+	return m.openWith(ctx, triggers)
+}
+
+// openWith is open, with the triggers' states known.
+func (m *Move) openWith(ctx context.Context, triggers []Trigger) error {
+	m.switchOnStandby(ctx)
 	return m.dests(ctx, func(ctx context.Context, n int, conn *pgx.Conn) error {
 		// Of a shard that is open already, or was before its fence was taken away, the application may have changed triggers
 		// since; and opening takes the lock that writers hold.

@@ -1,6 +1,7 @@
 package move_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -103,6 +104,43 @@ func TestARollbackWithAServerDown(t *testing.T) {
 	}
 	if err := <-k.done; err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The source is lost right after the switch, and with it the streams: the shards open all the same.
+func TestTheNewLayoutOpensThoughTheSourceIsLostThen(t *testing.T) {
+	t.Parallel()
+	lone := pgtest.Start(t, pgtest.Options{})
+	source := lone.Database(t)
+	source.Exec(t, failoverSchema)
+	s := smallMoveOf(t, source, []*pgtest.DB{pgtest.SharedDestination(t).Database(t), pgtest.SharedDestination(t).Database(t)}, "id")
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	m := s.move()
+	m.BeforeStep(func(step string) {
+		if step == "open" {
+			if err := lone.Stop("immediate"); err != nil {
+				t.Error(err)
+			}
+			stop() // and the worker is told to end
+		}
+	})
+	if err := m.Migrate(ctx, move.MigrateOptions{}); err == nil {
+		t.Error("the worker was not told to end")
+	}
+	for _, db := range s.shards {
+		db.Exec(t, `update items set note = 'served'`) // fails where it is refused
+	}
+	if err := lone.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.move().Migrate(t.Context(), move.MigrateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, db := range append(s.shards, source) {
+		if got := db.Query(t, `select version from pgreshard.serving`); fmt.Sprint(got) != "[[2]]" {
+			t.Errorf("%s says that layout %v serves", db.Name, got)
+		}
 	}
 }
 

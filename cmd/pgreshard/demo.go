@@ -22,6 +22,7 @@ const demoShards = 4
 
 func (a *app) demoCommand() *cobra.Command {
 	var scene string
+	var w wire
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Run a whole move on throw-away servers while an application writes",
@@ -32,18 +33,22 @@ func (a *app) demoCommand() *cobra.Command {
 			if scene != "move" {
 				return notBuilt("pgreshard demo --scene " + scene)
 			}
-			return a.demo(c.Context())
+			if w.delay < 0 {
+				return &exitError{code: exitUsage, hint: "--delay 1ms", err: fmt.Errorf("--delay is %s, less than nothing", w.delay)}
+			}
+			return a.demo(c.Context(), &w)
 		},
 	}
 	c.Flags().StringVar(&scene, "scene", "move", "what to show: move")
 	offer(c, "scene", cobra.ShellCompDirectiveNoFileComp, "move")
-	laterFlags(c, "wire", "delay")
+	c.Flags().BoolVar(&w.print, "wire", false, "print every message between worker and servers to stderr, values left out, and count round trips")
+	c.Flags().DurationVar(&w.delay, "delay", 0, "have every byte between worker and servers arrive this much later, each way")
 	return c
 }
 
 // demo is the scene "move".
-func (a *app) demo(ctx context.Context) error {
-	d := &demo{out: a.stdout}
+func (a *app) demo(ctx context.Context, w *wire) error {
+	d := &demo{out: a.stdout, stderr: a.stderr, wire: w}
 	defer d.close()
 
 	// Servers, tables and rows.
@@ -75,7 +80,10 @@ func (a *app) demo(ctx context.Context) error {
 	if err := stop(); err != nil {
 		return fmt.Errorf("the writers: %w", err)
 	}
-	return d.measure(ctx)
+	if err := d.measure(ctx); err != nil {
+		return err
+	}
+	return d.wire.told(d.out)
 }
 
 // demoCommits is how many commits the writers make before the move, and after it.
@@ -84,6 +92,8 @@ const demoCommits = 1000
 // demo is one run: its servers, writers and what the worker said last.
 type demo struct {
 	out      io.Writer
+	stderr   io.Writer
+	wire     *wire
 	dir      string
 	config   string // path
 	listen   string
@@ -102,6 +112,7 @@ func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, "demo: "+for
 
 // close ends the servers and takes away what they left.
 func (d *demo) close() {
+	d.wire.close()
 	for _, c := range d.clusters {
 		c.Close()
 	}

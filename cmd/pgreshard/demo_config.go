@@ -45,11 +45,19 @@ func (d *demo) writeConfig(ctx context.Context) error {
 	if err := l.Close(); err != nil {
 		return fmt.Errorf("find a free port: %w", err)
 	}
+	source, err := d.wire.join(d.source, d.stderr)
+	if err != nil {
+		return err
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "[move]\nname = \"demo\"\n\n[http]\nlisten = %q\n\n[nats]\nurl = %q\n\n", d.listen, d.nats.Address())
-	fmt.Fprintf(&b, "[source]\ndatabase = \"app\"\nlayout = 1\n[[source.shards]]\nurl = %q\n\n", d.source.URL())
+	fmt.Fprintf(&b, "[source]\ndatabase = \"app\"\nlayout = 1\n[[source.shards]]\nurl = %q\n\n", source.URL())
 	fmt.Fprintf(&b, "[destination]\ndatabase = \"app_sharded\"\nlayout = 2\n")
-	for _, s := range d.shards {
+	for _, db := range d.shards {
+		s, err := d.wire.join(db, d.stderr)
+		if err != nil {
+			return err
+		}
 		fmt.Fprintf(&b, "[[destination.shards]]\nurl = %q\n", s.URL())
 	}
 	b.WriteString(demoRules)
