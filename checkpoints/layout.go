@@ -76,19 +76,26 @@ func Serve(ctx context.Context, conn *pgx.Conn, s Serving) error {
 
 // CopyServing writes on a node what the arbiter decided, which after a rollback is an older version.
 func (b Book) CopyServing(ctx context.Context, conn *pgx.Conn, s Serving) error {
-	_, err := b.write(ctx, conn, statement{`insert into pgreshard.serving (database, version, since) values ($1, $2, $3)
+	return b.write(ctx, conn, statement{`insert into pgreshard.serving (database, version, since) values ($1, $2, $3)
 		on conflict (single) do update set database = excluded.database, version = excluded.version, since = excluded.since`, []any{s.Database, s.Version, s.Since}})
-	return err
 }
 
 // Switch is the one write that makes another layout the serving one: the arbiter's record goes from version from to
 // version to, under the epoch, synchronously. ErrNotServing where it is not at from; ErrSuperseded where another worker
 // has taken over; after any other error the outcome must be read.
 func (b Book) Switch(ctx context.Context, conn *pgx.Conn, from int, to Serving) error {
-	changed, err := b.write(ctx, conn, statement{`update pgreshard.serving set database = $2, version = $3,
-		since = greatest($4, since + interval '1 millisecond') where version = $1`, []any{from, to.Database, to.Version, to.Since}}) // whatever the clocks of two workers say
-	if err == nil && changed != 1 {
-		return ErrNotServing
-	}
-	return err
+	// COMMIT goes alone: a server that goes on although its worker is dead does not switch by itself.
+	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, checkEpoch, b.Epoch); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, `update pgreshard.serving set database = $2, version = $3,
+			since = greatest($4, since + interval '1 millisecond') where version = $1`, // whatever the clocks of two workers say
+			from, to.Database, to.Version, to.Since)
+		if err == nil && tag.RowsAffected() != 1 {
+			return ErrNotServing
+		}
+		return err
+	})
+	return b.failed(err)
 }

@@ -48,22 +48,19 @@ type Book struct {
 
 // Start records a new move before anything is made for it.
 func (b Book) Start(ctx context.Context, conn *pgx.Conn, state string, spec json.RawMessage) error {
-	_, err := b.write(ctx, conn, statement{`insert into pgreshard.move (name, state, spec) values ($1, $2, $3) on conflict (name) do nothing`, []any{b.Move, state, spec}})
-	return err
+	return b.write(ctx, conn, statement{`insert into pgreshard.move (name, state, spec) values ($1, $2, $3) on conflict (name) do nothing`, []any{b.Move, state, spec}})
 }
 
 // SetState moves the move on and forgets the error that had stopped it.
 func (b Book) SetState(ctx context.Context, conn *pgx.Conn, state string) error {
-	_, err := b.write(ctx, conn,
+	return b.write(ctx, conn,
 		statement{`update pgreshard.move set state = $2, error = null, changed_at = now() where name = $1`, []any{b.Move, state}},
 		statement{`insert into pgreshard.journal (move, step, phase) values ($1, $2, 'state')`, []any{b.Move, state}})
-	return err
 }
 
 // SetError records what stopped the move; the state stays.
 func (b Book) SetError(ctx context.Context, conn *pgx.Conn, text string) error {
-	_, err := b.write(ctx, conn, statement{`update pgreshard.move set error = $2 where name = $1`, []any{b.Move, text}})
-	return err
+	return b.write(ctx, conn, statement{`update pgreshard.move set error = $2 where name = $1`, []any{b.Move, text}})
 }
 
 // SetDetail remembers one thing, as JSON, for a later start.
@@ -72,8 +69,7 @@ func (b Book) SetDetail(ctx context.Context, conn *pgx.Conn, key string, value a
 	if err != nil {
 		return err
 	}
-	_, err = b.write(ctx, conn, statement{`update pgreshard.move set detail = detail || jsonb_build_object($2::text, $3::jsonb) where name = $1`, []any{b.Move, key, text}})
-	return err
+	return b.write(ctx, conn, statement{`update pgreshard.move set detail = detail || jsonb_build_object($2::text, $3::jsonb) where name = $1`, []any{b.Move, key, text}})
 }
 
 // Journal writes that a step begins ("before") or is done ("after"), with a note that is JSON, and before it the steps and
@@ -90,8 +86,7 @@ func (b Book) Journal(ctx context.Context, conn *pgx.Conn, step, phase string, n
 		}
 		list = append(list, statement{`insert into pgreshard.journal (move, step, phase, note) values ($1, $2, $3, $4)`, []any{b.Move, e.Step, e.Phase, e.Note}})
 	}
-	_, err = b.write(ctx, conn, list...)
-	return err
+	return b.write(ctx, conn, list...)
 }
 
 type statement struct {
@@ -99,28 +94,24 @@ type statement struct {
 	args []any
 }
 
-// write runs statements as one transaction of this epoch, in one round trip, and says how many rows the last one changed.
-func (b Book) write(ctx context.Context, conn *pgx.Conn, list ...statement) (changed int64, err error) {
+const checkEpoch = `select pgreshard.check_epoch($1)`
+
+// write runs statements as one transaction of this epoch, in one round trip: a server that has got it commits it, though its
+// worker may be dead.
+func (b Book) write(ctx context.Context, conn *pgx.Conn, list ...statement) error {
 	batch := &pgx.Batch{}
-	batch.Queue(`select pgreshard.check_epoch($1)`, b.Epoch)
+	batch.Queue(checkEpoch, b.Epoch)
 	for _, s := range list {
 		batch.Queue(s.sql, s.args...)
 	}
-	results := conn.SendBatch(ctx, batch)
-	for range batch.Len() {
-		tag, failed := results.Exec()
-		if err = failed; err != nil {
-			break
-		}
-		changed = tag.RowsAffected()
-	}
-	if closed := results.Close(); err == nil {
-		err = closed
-	}
+	return b.failed(conn.SendBatch(ctx, batch).Close())
+}
+
+func (b Book) failed(err error) error {
 	if err != nil {
-		return 0, fmt.Errorf("write the bookkeeping of move %s: %w", b.Move, Refused(err))
+		return fmt.Errorf("write the bookkeeping of move %s: %w", b.Move, Refused(err))
 	}
-	return changed, nil
+	return nil
 }
 
 // LastNote reads into what a node's journal noted last of a step of a move; it stays as it is where there is none.

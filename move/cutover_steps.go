@@ -242,7 +242,11 @@ func (c *cutover) openSealed(ctx context.Context) error {
 // switchLayout is the point of no return. Where the answer is lost the record is read until it is known.
 func (c *cutover) switchLayout(ctx context.Context) error {
 	to := checkpoints.Serving{Database: c.Destination.Database, Version: c.Destination.Layout, Since: time.Now().UTC()}
-	err := c.home(ctx, func(conn *pgx.Conn) error { return c.book.Switch(ctx, conn, c.Source.Layout, to) })
+	var session uint32
+	err := c.home(ctx, func(conn *pgx.Conn) error {
+		session = conn.PgConn().PID()
+		return c.book.Switch(ctx, conn, c.Source.Layout, to)
+	})
 	if err == nil {
 		c.setServing(to.Version)
 		return nil
@@ -253,7 +257,7 @@ func (c *cutover) switchLayout(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
 	for {
-		serving, readErr := c.readServing(ctx)
+		serving, readErr := c.decided(ctx, session)
 		if readErr == nil && serving == to.Version {
 			c.setServing(to.Version)
 			return nil
@@ -265,4 +269,20 @@ func (c *cutover) switchLayout(ctx context.Context) error {
 			return &UnknownError{errors.Join(err, readErr)}
 		}
 	}
+}
+
+const selectSession = `select pid from pg_stat_activity where pid = $1 and datname = current_database() and application_name = current_setting('application_name')`
+
+// decided reads which layout serves once the session that was to switch has ended: it may be at its COMMIT, which shows later.
+func (c *cutover) decided(ctx context.Context, session uint32) (version int, err error) {
+	err = c.home(ctx, func(conn *pgx.Conn) error {
+		if conn.PgConn().PID() == session {
+			return nil
+		}
+		return c.endSessions(ctx, conn, selectSession, int32(session))
+	})
+	if err != nil {
+		return 0, err
+	}
+	return c.readServing(ctx)
 }

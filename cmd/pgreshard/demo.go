@@ -1,12 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -27,28 +32,36 @@ func (a *app) demoCommand() *cobra.Command {
 		Use:   "demo",
 		Short: "Run a whole move on throw-away servers while an application writes",
 		Long: "Start one PostgreSQL server and four more, fill the first, let eight writers work on it, move it to the four while\n" +
-			"they write, let them go on there, and end with what was measured. Needs PostgreSQL's server binaries, nothing else.",
+			"they write, let them go on there, and end with what was measured; with --scene rollback, switch back in between.\n" +
+			"Needs PostgreSQL's server binaries, nothing else.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if scene != "move" {
-				return notBuilt("pgreshard demo --scene " + scene)
+			if !slices.Contains(demoScenes, scene) {
+				return usage("--scene "+strings.Join(demoScenes, "|"), "there is no scene %q", scene)
 			}
 			if w.delay < 0 {
-				return &exitError{code: exitUsage, hint: "--delay 1ms", err: fmt.Errorf("--delay is %s, less than nothing", w.delay)}
+				return usage("--delay 1ms", "--delay is %s, less than nothing", w.delay)
 			}
-			return a.demo(c.Context(), &w)
+			return a.demo(c.Context(), &w, scene == sceneRollback)
 		},
 	}
-	c.Flags().StringVar(&scene, "scene", "move", "what to show: move")
-	offer(c, "scene", cobra.ShellCompDirectiveNoFileComp, "move")
+	c.Flags().StringVar(&scene, "scene", sceneMove, "what to show: move; or rollback, back to the source once the writers have written to the shards")
+	offer(c, "scene", cobra.ShellCompDirectiveNoFileComp, demoScenes...)
 	c.Flags().BoolVar(&w.print, "wire", false, "print every message between worker and servers to stderr, values left out, and count round trips")
 	c.Flags().DurationVar(&w.delay, "delay", 0, "have every byte between worker and servers arrive this much later, each way")
 	return c
 }
 
-// demo is the scene "move".
-func (a *app) demo(ctx context.Context, w *wire) error {
-	d := &demo{out: a.stdout, stderr: a.stderr, wire: w}
+const (
+	sceneMove     = "move"
+	sceneRollback = "rollback"
+)
+
+var demoScenes = []string{sceneMove, sceneRollback}
+
+// demo is a move, and where back is set the way back.
+func (a *app) demo(ctx context.Context, w *wire, back bool) error {
+	d := &demo{out: a.stdout, stderr: a.stderr, wire: w, back: back}
 	defer d.close()
 
 	// Servers, tables and rows.
@@ -73,9 +86,9 @@ func (a *app) demo(ctx context.Context, w *wire) error {
 	if err := d.migrate(ctx, a); err != nil {
 		return err
 	}
-	d.say("the writers go on against the new shards")
+	d.say("the writers go on against the %s", d.serving())
 	if err := d.writers.Committed(ctx, demoCommits); err != nil {
-		return fmt.Errorf("the writers do not write to the new shards: %w", err)
+		return fmt.Errorf("the writers do not write to the %s: %w", d.serving(), err)
 	}
 	if err := stop(); err != nil {
 		return fmt.Errorf("the writers: %w", err)
@@ -86,6 +99,14 @@ func (a *app) demo(ctx context.Context, w *wire) error {
 	return d.wire.told(d.out)
 }
 
+// serving is what serves in the end.
+func (d *demo) serving() string {
+	if d.back {
+		return "source again"
+	}
+	return "new shards"
+}
+
 // demoCommits is how many commits the writers make before the move, and after it.
 const demoCommits = 1000
 
@@ -94,6 +115,7 @@ type demo struct {
 	out      io.Writer
 	stderr   io.Writer
 	wire     *wire
+	back     bool // there is a rollback
 	dir      string
 	config   string // path
 	listen   string
@@ -103,6 +125,7 @@ type demo struct {
 	shards   []*pgtest.DB
 	writers  *pgtest.Workload
 	follow   *follower
+	worker   atomic.Pointer[engine]
 	began    time.Time
 	took     time.Duration
 	last     move.Status
@@ -226,14 +249,49 @@ func (d *demo) migrate(ctx context.Context, a *app) error {
 	defer func() { cancel(); <-done }()
 
 	d.began = time.Now()
-	one := &app{stdin: a.stdin, stdout: a.stdout, stderr: a.stderr, open: open}
-	if code := one.run(ctx, []string{"-c", d.config, "--log-format", a.logFormat, "migrate", "--yes"}); code != exitDone {
-		return &exitError{code: code, hint: "the lines above say why", err: fmt.Errorf("migrate ended with %d", code)}
+	command := func(args ...string) error {
+		one := &app{stdin: a.stdin, stdout: a.stdout, stderr: a.stderr, open: open}
+		if code := one.run(ctx, append([]string{"-c", d.config, "--log-format", a.logFormat}, args...)); code != exitDone {
+			return &exitError{code: code, hint: "the lines above say why", err: fmt.Errorf("%s ended with %d", args[0], code)}
+		}
+		return nil
+	}
+	if d.back {
+		return d.forthAndBack(ctx, command)
+	}
+	err = command("migrate", "--yes")
+	d.took = time.Since(d.began)
+	d.follow.serves(2)
+	return err
+}
+
+// forthAndBack has the worker follow after the switch, and asks it for the way back once the writers have written to the shards.
+func (d *demo) forthAndBack(ctx context.Context, command func(...string) error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- command("migrate", "--yes") }()
+	for ready := false; !ready; {
+		select {
+		case err := <-ended:
+			return cmp.Or(err, errors.New("the worker ended before the rollback"))
+		case <-time.After(20 * time.Millisecond):
+			worker := d.worker.Load()
+			ready = worker != nil && d.follow.moved.Load() && rollbackOK((*worker).Snapshot())
+		}
 	}
 	d.took = time.Since(d.began)
-	d.follow.switched()
-	return nil
+	d.say("the writers go on against the new shards")
+	err := d.writers.Committed(ctx, demoCommits)
+	if err == nil {
+		d.say("pgreshard -c %s rollback", d.config)
+		d.writers.ResetGaps()
+		err = command("rollback")
+	}
+	err = cmp.Or(err, <-ended)
+	d.follow.serves(1)
+	return err
 }
+
+func rollbackOK(s move.Status) bool { return s.Reverse != nil && s.Reverse.Rollback.OK }
 
 // demoEngine is the engine, with the writers' gaps measured from just before the freeze.
 type demoEngine struct {
@@ -248,6 +306,7 @@ func (e demoEngine) Migrate(ctx context.Context, o move.MigrateOptions) error {
 		e.demo.writers.ResetGaps()
 		return ok, err
 	}
+	e.demo.worker.Store(&e.engine)
 	err := e.engine.Migrate(ctx, o)
 	e.demo.last = e.Snapshot()
 	return err

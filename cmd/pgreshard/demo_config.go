@@ -12,9 +12,6 @@ import (
 // demoRules place the tables of pgtest.WorkloadSchema: by tenant, children where their parents are, items where their
 // order is, and two tables everywhere.
 const demoRules = `
-[cutover]
-reverse = false
-
 [[sharded_tables]]                      # users, orders and documents: every table with a tenant_id
 column = "tenant_id"
 data_type = "bigint"
@@ -60,6 +57,7 @@ func (d *demo) writeConfig(ctx context.Context) error {
 		}
 		fmt.Fprintf(&b, "[[destination.shards]]\nurl = %q\n", s.URL())
 	}
+	fmt.Fprintf(&b, "\n[cutover]\nreverse = %t\n", d.back)
 	b.WriteString(demoRules)
 	d.config = filepath.Join(d.dir, "pgreshard.toml")
 	if err := os.WriteFile(d.config, []byte(b.String()), 0o600); err != nil {

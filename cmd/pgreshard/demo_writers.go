@@ -43,14 +43,12 @@ func newFollower(ctx context.Context, d *demo, conn *pgx.Conn) (*follower, error
 	return f, nil
 }
 
-func (f *follower) switched() { f.moved.Store(true) }
+func (f *follower) serves(layout int) { f.moved.Store(layout > 1) }
 
-// listen waits until the board at NATS tells that the next layout serves.
+// listen goes by what the board at NATS tells of the layout that serves.
 func (f *follower) listen(ctx context.Context, board *notice.Board) {
 	_ = board.Watch(ctx, demoDatabase(0), nil, func(r layout.Record) { // ends with ctx
-		if r.Version > 1 {
-			f.switched()
-		}
+		f.serves(r.Version)
 	})
 }
 

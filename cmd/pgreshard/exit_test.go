@@ -31,7 +31,6 @@ func TestErrorsBecomeExitCodes(t *testing.T) {
 		"a cancelled context is 1":      {context.Canceled, exitFailed},
 		"usage is 2":                    {usage("h", "x"), exitUsage},
 		"a wrapped error keeps its own": {fmt.Errorf("move: %w", undone{}), exitUndone},
-		"what is not built is 2":        {notBuilt("x"), exitUsage},
 		"problems of a plan are 3":      {&move.PlanError{}, exitCheck},
 		"a difference is 3":             {fmt.Errorf("verify: %w", &move.DifferenceError{}), exitCheck},
 		"an undone cutover is 4":        {&move.UndoneError{Err: &move.DifferenceError{}}, exitUndone},

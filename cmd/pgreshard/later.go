@@ -1,14 +1,8 @@
 package main
 
 import (
-	"fmt"
 	"slices"
 )
-
-// notBuilt is the answer to what the program is to do one day and does not do yet.
-func notBuilt(what string) error {
-	return &exitError{code: exitUsage, hint: "the README lists what is", err: fmt.Errorf("%s is not built yet", what)}
-}
 
 // unbuilt refuses settings that would be ignored in silence, but for those that the caller heeds.
 func (c *Config) unbuilt(heeded ...string) error {

@@ -62,6 +62,8 @@ func TestAVerificationThatWasKilledGoesOnTableByTable(t *testing.T) {
 	first.kill()
 	asking.wait(t)
 	stop()
+	// What waits is ended, as the next worker would end it.
+	home.Exec(t, `select pg_terminate_backend(pid, 60000) from pg_locks where locktype = 'advisory' and objid = 7312 and not granted and database = (select oid from pg_database where datname = current_database())`)
 	if _, err := gate.Exec(t.Context(), `select pg_advisory_unlock(7312)`); err != nil {
 		t.Fatal(err)
 	}
