@@ -155,8 +155,6 @@ func (r *router) updateLoose(ctx context.Context, t *Table, old, new pg.Row) err
 		case from != to:
 			return r.moveRow(ctx, t, from, to, old, new)
 		}
-		r.add(to, op{kind: opUpdate, table: t, old: old, new: new})
-		return nil
 	}
 	r.add(to, op{kind: opUpdate, table: t, old: old, new: new})
 	if !r.homed(t) || !t.logs(t.RuleKey[0]) || len(t.Guard) > 0 {

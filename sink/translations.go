@@ -144,13 +144,10 @@ func (r *router) leaveOutBrought(b *pg.Block, wanted map[*Table]map[string]bool)
 			continue // change will meet it, or it is one that brings no mapping
 		}
 		row := bound.row(c.New)
-		for _, f := range bound.table.Feeds {
-			if f.Key < 0 {
-				continue
-			}
+		for _, a := range bound.table.Answers {
 			for t, keys := range wanted {
-				if t.Query.ID == f.Query.ID {
-					delete(keys, string(row[f.Key].Bytes))
+				if t.Query.ID == a.Query.ID {
+					delete(keys, string(row[a.Key].Bytes))
 				}
 			}
 		}

@@ -49,7 +49,7 @@ func (w *wire) told(out io.Writer) error {
 	}
 	fmt.Fprintln(out)
 	return columns(out, func(t io.Writer) {
-		fmt.Fprintln(t, "link\tconnections\tround trips\trows to the worker\trows to the server")
+		fmt.Fprintln(t, "link\tconnections\tround trips\tCOPY and stream to the worker\tCOPY to the server")
 		for i, r := range w.links {
 			c := r.Counts()
 			fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\n", w.names[i], c.Connections, c.RoundTrips, carried(c.ToClient), carried(c.ToServer))
