@@ -96,6 +96,10 @@ func (r *router) run(ctx context.Context, blocks <-chan *pg.Block) error {
 				if err := r.handOver(ctx, b); err != nil {
 					return err
 				}
+				// Also those that got no rows: what follows may not place rows as it did until here, and must not come to them again.
+				if err := r.commitAll(ctx); err != nil {
+					return err
+				}
 				return r.closeQueues(ctx)
 			case err != nil:
 				return err

@@ -25,10 +25,7 @@ var errHalt = errors.New("halted")
 // haltAfter ends the stream when shard first has committed a position beyond what is written now and the others have not
 // yet.
 func (f *following) haltAfter(first layout.Shard) {
-	var now pg.LSN
-	if err := f.conn.QueryRow(f.t.Context(), `select pg_current_wal_insert_lsn()::text`).Scan(&now); err != nil {
-		f.t.Fatal(err)
-	}
+	now := f.end()
 	f.stream.BeforeCommit(func(ctx context.Context, shard layout.Shard, end pg.LSN) error {
 		if shard == first || end <= now {
 			return nil

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"pgreshard/pg"
 	"pgreshard/replicator"
 	"pgreshard/sink"
 )
@@ -107,4 +108,45 @@ func TestAStreamStandsStillAtExactlyAPosition(t *testing.T) {
 	f.run()
 	f.catchUp()
 	f.compare()
+}
+
+// A stream that is to stop at a position leaves the checkpoint of every shard behind all that commits before: also of a shard
+// that has no row of it, and was asked already for a key of what follows.
+func TestAStreamThatStopsLeavesNoShardBehind(t *testing.T) {
+	t.Parallel()
+	f, _, b := orphans(t, 2, "")
+	f.exec(fmt.Sprintf(`insert into tenants values (1, %d), (2, 0)`, b))
+	f.exec(`insert into users values (1, 1)`)
+	stop := f.run()
+	f.catchUp()
+	stop()
+	stop = f.run() // nothing that this one reads makes the next forget where the key of user 1 lives
+	f.exec(`insert into users values (2, 1)`)
+	f.catchUp()
+	stop()
+
+	f.stream.StopAt = f.end() + 1<<20
+	f.run()
+	f.exec(`insert into users values (3, 1)`)
+	for f.shards[1].Query(t, `select count(*) from users where id = 3`)[0][0] == "0" {
+		time.Sleep(time.Millisecond)
+	}
+	f.exec(`select pg_logical_emit_message(false, 'filler', repeat('x', 2 << 20))`)
+	f.exec(`insert into users values (4, 2)`)
+	if err := f.failure(); !errors.Is(err, errStopped) {
+		t.Fatalf("it ended with %v", err)
+	}
+	var at [2]pg.LSN
+	for i, db := range f.shards {
+		var err error
+		if at[i], err = f.position(t.Context(), db); err != nil {
+			t.Fatal(err)
+		}
+		if rows := db.Query(t, `select id from users where id = 4`); len(rows) > 0 {
+			t.Errorf("shard %d has a row of what was to come later", i)
+		}
+	}
+	if at[0] != at[1] {
+		t.Errorf("the shards are at %s", at)
+	}
 }

@@ -268,7 +268,10 @@ func (f *following) run() (stop func()) {
 	return stop
 }
 
-var errEnded = errors.New("the stream ended")
+var (
+	errEnded   = errors.New("the stream ended")
+	errStopped = errors.New("the stream is where it was to stop")
+)
 
 func again(err error) bool {
 	return errors.Is(err, sink.ErrReread) || pg.Transient(err) || errors.Is(err, replicator.ErrSlotInUse) ||
@@ -288,7 +291,13 @@ func (f *following) once(ctx context.Context) error {
 	f.stream.Confirm = reader.Confirm
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return reader.Run(ctx) })
-	g.Go(func() error { return cmp.Or(f.stream.Run(ctx, reader.Blocks(), reader.Release), errEnded) })
+	g.Go(func() error {
+		err := f.stream.Run(ctx, reader.Blocks(), reader.Release)
+		if err == nil && f.stream.Stopped() {
+			return errStopped
+		}
+		return cmp.Or(err, errEnded)
+	})
 	return g.Wait()
 }
 
@@ -354,6 +363,15 @@ func (f *following) exec(sql string) {
 	if err != nil {
 		f.t.Fatalf("%v\nin: %.300s", err, sql)
 	}
+}
+
+// end is the position up to which the source has written.
+func (f *following) end() (at pg.LSN) {
+	f.t.Helper()
+	if err := f.conn.QueryRow(f.t.Context(), `select pg_current_wal_insert_lsn()::text`).Scan(&at); err != nil {
+		f.t.Fatal(err)
+	}
+	return at
 }
 
 // catchUp waits until every shard holds what is committed on the source now.
