@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"pgreshard/lookup"
+	"pgreshard/pg"
 )
 
 // asker asks the shards for translations at the router's place in the stream, inside their open transactions: those
@@ -59,4 +60,54 @@ func (r *router) lowest() int {
 		return lowHere
 	}
 	return low
+}
+
+// settleBefore has every shard commit what came before the next transaction, where that may change or take away answers that
+// rows were placed by and all shards are asked for. After a crash such a row is placed again, and a shard that is ahead then
+// answers from later on: it must not be so far that its answer is another one. Rows that live with their mapping rows may go
+// by what they find (apply), save where they have moved with them. next begins with what is routed next.
+func (r *router) settleBefore(ctx context.Context, next []pg.Change) error {
+	if !r.unsettled || next[0].Op != pg.OpBegin || !r.mayRemap(next) {
+		return nil
+	}
+	r.unsettled = false
+	return r.commitAll(ctx)
+}
+
+// mayRemap says whether a transaction, of which more may come with the next block, changes what all shards are asked for.
+func (r *router) mayRemap(changes []pg.Change) bool {
+	for i := range changes {
+		c := &changes[i]
+		switch c.Op {
+		case pg.OpCommit:
+			return false
+		case pg.OpTruncate:
+			for _, t := range r.tables(heldChange{truncate: c.Truncate}) {
+				if r.feedsAsked(t) {
+					return true
+				}
+			}
+		case pg.OpUpdate, pg.OpDelete:
+			b, err := r.binding(c.Relation, changes[0].Tx.Commit)
+			if err != nil || b == nil || !r.feedsAsked(b.table) { // change will meet the error
+				continue
+			}
+			if old := b.old(c); c.Op == pg.OpDelete || !b.table.guardKnown(old) || b.table.guardChanged(old, b.row(c.New)) {
+				return true
+			}
+		}
+	}
+	return true
+}
+
+// feedsAsked says that all shards are asked for what a table's rows tell.
+func (r *router) feedsAsked(t *Table) bool {
+	for _, f := range t.Feeds {
+		for _, of := range r.fedBy(f.Query) {
+			if of.AskAll {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -43,6 +43,7 @@ func (r *router) rehome(ctx context.Context) error {
 }
 
 func (r *router) rehomeTable(ctx context.Context, t *Table, keys keySet) error {
+	r.unsettled = r.unsettled || t.AskAll
 	err := r.reach(ctx, t, &keys)
 	if err != nil {
 		return err

@@ -42,6 +42,7 @@ type router struct {
 	decided   map[string]decision // by table and key: what rows without translation are placed by in the open transaction
 	rehomings []*rehoming         // what the open transaction's end has to look at
 	homeless  bool                // rows were found that have no mapping row
+	unsettled bool                // not every shard has committed what was decided by asking all of them
 	pass      int64               // how often it has done so
 	fed       map[int][]*Table
 	mappings  []*Table // those that lookups read
@@ -126,6 +127,9 @@ func (r *router) block(ctx context.Context, b *pg.Block) error {
 		return err
 	}
 	for i := range b.Changes {
+		if err := r.settleBefore(ctx, b.Changes[i:]); err != nil {
+			return err
+		}
 		r.seq++
 		if err := r.change(ctx, &b.Changes[i]); err != nil {
 			return err
@@ -242,6 +246,7 @@ func (r *router) place(ctx context.Context, t *Table, row pg.Row) (layout.Shard,
 		}
 		r.scratch = append(r.scratch, row[k])
 	}
+	r.unsettled = r.unsettled || t.AskAll && !t.WithMapping
 	route := t
 	if t.Query != nil && !r.ending { // a miss is no failure yet
 		route = r.askingOnce(t)

@@ -397,3 +397,60 @@ func TestARowOnItsWayWhileItsTableGetsAColumn(t *testing.T) {
 	f.compareUnder(t)
 	stop()
 }
+
+// What all shards are asked for places rows, and is gone in the next transaction. Shard 1 commits, and the process dies before shard 0
+// does. The replay places the rows as before: the shard that is ahead is not so far that it does not tell any more.
+func TestAReplayPlacesRowsThoughTheirMappingIsGoneSoonAfter(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change string    // %[1]d and %[2]d are keys of the shards
+		rows   [2]string // then
+	}{
+		"rows move to shard 1":   {`update orders set tenant = %[2]d, home = %[2]d`, [2]string{"0", "3"}},
+		"rows come to shard 0":   {`insert into items values (4, 2)`, [2]string{"4", "0"}},
+		"rows leave their order": {`update orders set home = %[2]d where id = 1`, [2]string{"0", "3"}},
+	} {
+		for _, gone := range []string{`delete from orders`, `truncate orders`, `update orders set id = id + 10`} {
+			t.Run(name+", "+gone, func(t *testing.T) {
+				t.Parallel()
+				f := follow(t, 2, `create table orders (id bigint primary key, tenant bigint, home bigint); create table items (id int primary key, order_id bigint)`, "",
+					rules{sharded: map[string]string{"orders": "tenant", "items": "order_id"}, lookups: map[string]string{"items": "SELECT home FROM orders WHERE id = $1"}})
+				a, b := f.keyOn(0, 0), f.keyOn(1, 0)
+				f.exec(fmt.Sprintf(`insert into orders values (1, %[1]d, %[1]d), (2, %[2]d, %[1]d); insert into items select g, 1 from generate_series(1, 3) g`, a, b))
+				stop := f.run()
+				f.catchUp()
+				stop()
+				f.takeOver()
+				f.watch = f.conns()
+				f.stream.BeforeCommit(func(ctx context.Context, shard layout.Shard, end pg.LSN) error {
+					for deadline := time.Now().Add(2 * time.Second); shard == 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+						var at pg.LSN
+						if err := f.watch[1].QueryRow(ctx, `select lsn::text from pgreshard.checkpoint`).Scan(&at); err != nil {
+							return err
+						}
+						if at >= end {
+							return errHalt
+						}
+					}
+					return nil // nothing has happened yet
+				})
+				f.exec(fmt.Sprintf("begin;"+c.change+";commit --%[1]d %[2]d", a, b))
+				f.exec(gone)
+				stop = f.run()
+				if err := f.failure(); !errors.Is(err, errHalt) {
+					t.Fatalf("it ended with %v", err)
+				}
+				stop()
+				f.takeOver()
+				f.run()
+				f.catchUp()
+				f.compare("orders")
+				for shard, want := range c.rows {
+					if got := f.shards[shard].Query(t, `select count(*) from items`)[0][0]; got != want {
+						t.Errorf("shard %d has %s items, not %s", shard, got, want)
+					}
+				}
+			})
+		}
+	}
+}
