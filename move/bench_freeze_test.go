@@ -89,7 +89,7 @@ func freezeRig(t *testing.T, m, n int, rate float64) *rig {
 	for range m + n {
 		dbs = append(dbs, pgtest.Start(t, pgtest.Options{Durable: true, Settings: benchSettings}).Database(t))
 	}
-	r := rigOn(t, dbs[:m], dbs[m:], pgtest.WorkloadOptions{Writers: freezeWriters, Rate: rate / 8, Tireless: true, Lookups: true, KeyChanges: true, NewTenants: true, Locks: true})
+	r := rigOn(t, dbs[:m], dbs[m:], pgtest.WorkloadOptions{Writers: freezeWriters, Rate: rate / 8, Tireless: true, Narrow: true, Lookups: true, KeyChanges: true, NewTenants: true, Locks: true})
 	for _, db := range r.sources { // as plan advises: then no row has to be searched for
 		db.Exec(t, `alter table orders replica identity full; alter table documents replica identity full`)
 	}

@@ -3,6 +3,7 @@ package move
 import (
 	"context"
 	"slices"
+	"time"
 )
 
 // FreeBytes is the room in the file system that holds a path.
@@ -43,3 +44,13 @@ func (m *Move) EndAccount(ctx context.Context) {
 
 // BoundChanges bounds the memory of the keys of what changed.
 func (m *Move) BoundChanges(bytes int) { m.mostChanges = bytes }
+
+// GivesWay says for what a comparison that began at a time, and has waited for so long, has to wait now.
+func (m *Move) GivesWay(began time.Time, waited time.Duration) string {
+	m.setReading(&readingNow{began: began, waited: waited})
+	defer m.setReading(nil)
+	m.gives()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.reading.paced
+}

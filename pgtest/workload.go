@@ -33,6 +33,7 @@ type WorkloadOptions struct {
 	Lookups    bool // orders with order_items
 	KeyChanges bool // users and documents change tenants
 	NewTenants bool // tenants are made while it runs, and used at once
+	Narrow     bool // no value leaves its row: a transaction writes a few hundred bytes, where it else may write 20 kB, and log them twice
 	Locks      bool // every other writer first takes its tenant's row by SELECT … FOR UPDATE, and so waits for others
 
 	// Slots are for an Application: which shard has which slot, in the first layout and in the second; none: keys go modulo

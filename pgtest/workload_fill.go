@@ -3,6 +3,7 @@ package pgtest
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -53,7 +54,11 @@ func (w *Workload) Fill(ctx context.Context, sizes FillSizes) error {
 		}
 	}
 	for _, t := range w.filled(sizes) {
-		if err := w.fillTable(ctx, t.name, fillRows[t.name], int64(t.each)); err != nil {
+		sql := fillRows[t.name]
+		if w.o.Narrow {
+			sql = strings.ReplaceAll(sql, fillBig, "'short'")
+		}
+		if err := w.fillTable(ctx, t.name, sql, int64(t.each)); err != nil {
 			return err
 		}
 	}

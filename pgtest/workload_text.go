@@ -13,7 +13,7 @@ func (w *writer) text() *string {
 	switch n := w.random.IntN(10); {
 	case n < 2:
 		return nil
-	case n < 8:
+	case n < 8 || w.load.o.Narrow:
 		text = strings.Repeat("Größe \\N\t'\"\n", w.random.IntN(4))
 	default:
 		text = randomText(w.random, bigText)
