@@ -23,29 +23,31 @@ const (
 )
 
 // freezes are the switches of one shape and direction, in the order they were measured: the longest gap of any writer between two
-// commits, for how long the worker says that writes were refused, and how many transactions a second there were before.
+// commits, for how long the worker says that writes were refused, how many transactions a second there were before, and how much log each
+// of them wrote on the sources or shards that served, in bytes.
 type freezes struct {
 	felt, said []time.Duration
-	rate       []float64
+	rate, log  []float64
 }
 
 func (f *freezes) String() string {
 	of := func(d []time.Duration) string {
 		return fmt.Sprintf("%d ms (%d – %d)", median(d).Milliseconds(), slices.Min(d).Milliseconds(), slices.Max(d).Milliseconds())
 	}
-	return fmt.Sprintf("%.0f (%.0f – %.0f) | %s | %s", f.medianRate(), slices.Min(f.rate), slices.Max(f.rate), of(f.felt), of(f.said))
+	return fmt.Sprintf("%.0f (%.0f – %.0f) | %.1f kB | %s | %s", middle(f.rate), slices.Min(f.rate), slices.Max(f.rate), middle(f.log)/1000, of(f.felt), of(f.said))
 }
 
-func (f *freezes) medianRate() float64 {
-	sorted := slices.Sorted(slices.Values(f.rate))
+func middle(of []float64) float64 {
+	sorted := slices.Sorted(slices.Values(of))
 	return sorted[len(sorted)/2]
 }
 
 // benchFreezes switches a move and rolls it back, again and again, under writers of whom half take rows by SELECT … FOR UPDATE
-// first, and two that ignore every hint, and prints what the switches cost. BENCH_CYCLES and BENCH_RATE make it smaller.
+// first, and two that ignore every hint, and prints what the switches cost. BENCH_CYCLES and BENCH_RATE make it smaller; BENCH_WIDE=1 has
+// the writers write values of 20 kB, too.
 func benchFreezes(t *testing.T) {
 	cycles, rate := freezeNumber(t, "BENCH_CYCLES", freezeCycles), freezeNumber(t, "BENCH_RATE", freezeRate)
-	fmt.Println("| move | transactions a second, median (range) | longest gap of a writer | as the worker says |\n|---|---|---|---|")
+	fmt.Println("| move | transactions a second, median (range) | log of one | longest gap of a writer | as the worker says |\n|---|---|---|---|---|")
 	for _, shape := range [][2]int{{1, 4}, {2, 3}} {
 		t.Run(fmt.Sprintf("%d to %d", shape[0], shape[1]), func(t *testing.T) {
 			r := freezeRig(t, shape[0], shape[1], float64(rate))
@@ -71,7 +73,7 @@ func benchFreezes(t *testing.T) {
 			rogues.check(r.shards)
 			fmt.Printf("| %d to %d | %s |\n| back | %s |\n", shape[0], shape[1], &forth, &back)
 			for way, f := range map[string]*freezes{"forth": &forth, "back": &back} {
-				if got := f.medianRate(); got < float64(rate) {
+				if got := middle(f.rate); got < float64(rate) {
 					t.Errorf("%s: the writers did not reach %d transactions a second: %.0f", way, rate, got)
 				}
 			}
@@ -89,7 +91,7 @@ func freezeRig(t *testing.T, m, n int, rate float64) *rig {
 	for range m + n {
 		dbs = append(dbs, pgtest.Start(t, pgtest.Options{Durable: true, Settings: benchSettings}).Database(t))
 	}
-	r := rigOn(t, dbs[:m], dbs[m:], pgtest.WorkloadOptions{Writers: freezeWriters, Rate: rate / 8, Tireless: true, Narrow: true, Lookups: true, KeyChanges: true, NewTenants: true, Locks: true})
+	r := rigOn(t, dbs[:m], dbs[m:], pgtest.WorkloadOptions{Writers: freezeWriters, Rate: rate / 8, Tireless: true, Narrow: os.Getenv("BENCH_WIDE") == "", Lookups: true, KeyChanges: true, NewTenants: true, Locks: true})
 	for _, db := range r.sources { // as plan advises: then no row has to be searched for
 		db.Exec(t, `alter table orders replica identity full; alter table documents replica identity full`)
 	}
@@ -124,12 +126,12 @@ func (r *rig) freeze(into *freezes, rate int, safe func() move.SafeToCutOver, as
 	ease := func() { r.load.Pace(float64(rate) / 8) }
 	defer ease()
 	for {
-		// Time lost by waiting is not made up for, so the writers are paced a little faster than they must be.
-		r.load.Pace(1.1 * float64(rate))
+		// Time lost by waiting is not made up for, and one transaction in twelve is rolled back and counts for nothing.
+		r.load.Pace(1.25 * float64(rate))
 		half()
-		began := time.Now()
+		began, wrote := time.Now(), r.logged()
 		half()
-		reached := float64(rate/2+1) / time.Since(began).Seconds()
+		reached, log := float64(rate/2+1)/time.Since(began).Seconds(), (r.logged()-wrote)/float64(rate/2+1)
 		r.load.ResetGaps()
 		report, err := ask()
 		var behind *move.NotReadyError
@@ -147,9 +149,26 @@ func (r *rig) freeze(into *freezes, rate int, safe func() move.SafeToCutOver, as
 		}
 		into.felt = append(into.felt, r.load.Stats().LongestGap)
 		into.said = append(into.said, time.Duration(*report.FreezeSeconds*float64(time.Second)))
-		into.rate = append(into.rate, reached)
+		into.rate, into.log = append(into.rate, reached), append(into.log, log)
 		return
 	}
+}
+
+// logged is how many bytes of log the servers of the layout that serves have written.
+func (r *rig) logged() (bytes float64) {
+	r.t.Helper()
+	dbs := r.sources
+	if r.app.Moved() {
+		dbs = r.shards
+	}
+	for _, db := range dbs {
+		n, err := strconv.ParseFloat(db.Query(r.t, `select pg_current_wal_insert_lsn() - '0/0'::pg_lsn`)[0][0], 64)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		bytes += n
+	}
+	return bytes
 }
 
 func freezeNumber(t *testing.T, name string, otherwise int) int {

@@ -48,19 +48,20 @@ func NewApplication(t testing.TB, sources, shards []*DB, o WorkloadOptions) *App
 	return a
 }
 
-func (a *Application) moved() bool { return a.serving.Load() == 2 }
+// Moved says that the application writes to the shards.
+func (a *Application) Moved() bool { return a.serving.Load() == 2 }
 
 // target sends a tenant's rows to the layout the application follows.
 func (a *Application) target(ctx context.Context, table string, tenant int64) (string, error) {
 	dbs, slots := a.Sources, a.slots[0]
-	if a.moved() {
+	if a.Moved() {
 		dbs, slots = a.Shards, a.slots[1]
 	}
 	typ, key := "bigint", strconv.FormatInt(tenant, 10)
 	switch {
 	case table == "events":
 		typ, key = "uuid", EventTenant(tenant)
-	case (table == "users" || table == "documents") && a.moved():
+	case (table == "users" || table == "documents") && a.Moved():
 		key = strconv.FormatInt(RootTenant(tenant), 10)
 	}
 	if len(slots) > 0 {
@@ -73,7 +74,7 @@ func (a *Application) target(ctx context.Context, table string, tenant int64) (s
 
 func (a *Application) all(context.Context) (urls []string, err error) {
 	dbs := a.Sources
-	if a.moved() {
+	if a.Moved() {
 		dbs = a.Shards
 	}
 	for _, db := range dbs {
@@ -98,7 +99,7 @@ func (a *Application) follow(ctx context.Context) {
 		if conn != nil && !a.stays.Load() && conn.QueryRow(ctx, `select version from pgreshard.serving`).Scan(&version) == nil {
 			a.serving.Store(version)
 		}
-		if a.moved() { // there is time to notice a rollback
+		if a.Moved() { // there is time to notice a rollback
 			sleep(ctx, 8*time.Millisecond)
 		}
 		sleep(ctx, 2*time.Millisecond)
