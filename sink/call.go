@@ -3,6 +3,7 @@ package sink
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"pgreshard/pg"
 )
@@ -18,7 +19,7 @@ func (r *router) handOver(ctx context.Context, b *pg.Block) error {
 		}
 	}
 	for shard := range r.units {
-		if r.units[shard].bytes == 0 && r.busy(shard) {
+		if r.units[shard].bytes == 0 && !r.given[shard] && r.busy(shard) {
 			r.kept[shard] = true
 			free()
 			continue
@@ -27,6 +28,7 @@ func (r *router) handOver(ctx context.Context, b *pg.Block) error {
 		if err := r.push(ctx, shard, r.seq); err != nil {
 			return err
 		}
+		r.given[shard] = false
 	}
 	return nil
 }
@@ -48,21 +50,45 @@ func (r *router) pushKept(ctx context.Context, whole bool) error {
 	return nil
 }
 
-// push gives a shard what was routed to it, which is its whole part up to seq.
+// pushOften is how often others are looked after while a busy shard is waited for.
+const pushOften = 5 * time.Millisecond
+
+// push gives a shard what was routed to it, which is its whole part up to seq. A shard that is busy may wait at the gate for another one
+// to execute what is still here: meanwhile those that are not get their parts.
 func (r *router) push(ctx context.Context, shard int, seq int64) error {
+	u := r.part(shard, seq)
+	for {
+		select {
+		case r.appliers[shard].queue <- u:
+			return nil
+		default:
+		}
+		for other := range r.units {
+			if other != shard && !r.busy(other) && (r.kept[other] || len(r.units[other].ops) > 0) {
+				r.appliers[other].queue <- r.part(other, seq)
+			}
+		}
+		select {
+		case r.appliers[shard].queue <- u:
+			return nil
+		case <-time.After(pushOften):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// part takes what was routed to a shard.
+func (r *router) part(shard int, seq int64) unit {
 	u := r.units[shard]
 	u.seq = seq
+	r.given[shard] = r.given[shard] || len(u.ops) > 0
 	r.units[shard], r.kept[shard] = unit{}, false
 	select { // what the shard has emptied is filled again
 	case r.units[shard].ops = <-r.appliers[shard].emptied:
 	default:
 	}
-	select {
-	case r.appliers[shard].queue <- u:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return u
 }
 
 // call runs fn on each of the shards at this very place in the stream, inside the open destination transaction, and

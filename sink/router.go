@@ -51,13 +51,14 @@ type router struct {
 	reached   pg.LSN // everything that commits before it has come
 	scratch   []pg.Datum
 	kept      []bool // by shard: its unit holds positions that were not handed over
+	given     []bool // by shard: it has a part of the present block already, which must live as long as that
 }
 
 func newRouter(s *Stream, release func(*pg.Block)) *router {
 	n := len(s.appliers)
 	r := &router{
 		Stream: s, release: release, bindings: map[uint32]*binding{}, holding: map[*Table]bool{}, once: map[*Table]*Table{}, decided: map[string]decision{},
-		lost: map[*Table]*keySet{}, fed: map[int][]*Table{}, units: make([]unit, n), skip: make([]bool, n), kept: make([]bool, n), all: all(n),
+		lost: map[*Table]*keySet{}, fed: map[int][]*Table{}, units: make([]unit, n), skip: make([]bool, n), kept: make([]bool, n), given: make([]bool, n), all: all(n),
 	}
 	for _, t := range s.Tables {
 		if len(t.Feeds) > 0 {
