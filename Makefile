@@ -20,8 +20,10 @@ AT_ONCE     ?= 2
 PARALLEL    ?= 2
 # bench: copy, catchup, lookup, verify or all, whose sizes are in docs/performance.md; or freeze, or fanout.
 BENCH       ?= all
+# Where screenshot leaves the picture.
+PICTURE     ?= bin/page.png
 
-.PHONY: build demo test test-all test-versions property remap model failover alarms leaders race bench memory scale forecast faults torture fuzz lint setup clean
+.PHONY: build demo test test-all test-versions property remap model failover alarms leaders race bench memory scale forecast faults torture fuzz lint screenshot setup clean
 
 build: setup            ## the static binary, bin/pgreshard
 	$(WITH_GO) CGO_ENABLED=0 go build -trimpath -o bin/pgreshard ./cmd/pgreshard
@@ -103,6 +105,10 @@ lint: setup             ## formatting, vet, staticcheck
 	if [ -n "$$unformatted" ]; then echo "not formatted (gofmt -w them):"; echo "$$unformatted"; exit 1; fi
 	$(WITH_GO) go vet $(PACKAGES)
 	$(WITH_GO) go tool staticcheck $(PACKAGES)
+
+screenshot: setup       ## a picture of the status page in a real cutover, in PICTURE (needs Chromium)
+	@mkdir -p $(dir $(PICTURE))
+	$(WITH_GO) PAGE_SCREENSHOT=$(abspath $(PICTURE)) go test -v -count 1 -timeout 10m -run '^TestThePageShowsAWholeMoveAndMakesTheCutover$$' $(TEST_FLAGS) ./cmd/pgreshard
 
 setup:
 	@deploy/setup.sh

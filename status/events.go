@@ -21,8 +21,28 @@ const (
 	eventRetry = 2 * time.Second        // a browser connects again after
 )
 
-// events sends the status as server-sent events, whenever it is not what it was, until the asker or the server goes.
+// events sends the status.
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
+	stream(w, r, func() ([]byte, error) { return json.Marshal(s.config.Snapshot()) })
+}
+
+// live sends what the page shows, as a string of JSON: in an event a line's end would be one of the event's.
+func (s *Server) live(w http.ResponseWriter, r *http.Request) {
+	stream(w, r, func() ([]byte, error) {
+		var shown, line bytes.Buffer
+		if err := pageTemplate.ExecuteTemplate(&shown, "live", s.shown()); err != nil {
+			return nil, err
+		}
+		e := json.NewEncoder(&line)
+		e.SetEscapeHTML(false)
+		err := e.Encode(shown.String())
+		return bytes.TrimSpace(line.Bytes()), err
+	})
+}
+
+// stream sends server-sent events, one whenever what is to be said is not what it was, until the asker or the server goes.
+// The server's last word is sent too: it may be that the move is completed, or why the worker ends.
+func stream(w http.ResponseWriter, r *http.Request, say func() ([]byte, error)) {
 	send := http.NewResponseController(w)
 	if err := send.SetWriteDeadline(time.Time{}); err != nil {
 		problem(w, http.StatusInternalServerError, "events cannot be sent")
@@ -34,8 +54,8 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	defer ticker.Stop()
 	var was []byte
 	said := time.Now()
-	for {
-		now, err := json.Marshal(s.config.Snapshot())
+	for last := false; ; {
+		now, err := say()
 		if err != nil {
 			return
 		}
@@ -50,12 +70,12 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		if err == nil {
 			err = send.Flush()
 		}
-		if err != nil {
-			return // the asker has gone
+		if err != nil || last {
+			return
 		}
 		select {
 		case <-r.Context().Done():
-			return
+			last = true
 		case <-ticker.C:
 		}
 	}

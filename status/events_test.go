@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,7 +15,8 @@ import (
 	"pgreshard/move"
 )
 
-// Each change of the status is sent once, nothing where there is none, and the asker is let go with the server.
+// Each change of the status is sent once, nothing where there is none, and the asker is let go with the server, when it has the
+// last.
 func TestEventsComeWhereSomethingIsNew(t *testing.T) {
 	t.Parallel()
 	var rows atomic.Int64
@@ -64,11 +66,46 @@ func TestEventsComeWhereSomethingIsNew(t *testing.T) {
 		t.Errorf("an event although nothing is new: %s", data)
 	case <-time.After(3 * eventEvery):
 	}
+	rows.Store(7)
 	stop()
-	for range lines {
+	var last string
+	for last = range lines {
+	}
+	if !strings.Contains(last, `"inserted":7`) {
+		t.Errorf("the last that was said: %s", last)
 	}
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+func TestWhatThePageShowsIsSentAsOneLine(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(New(Config{Snapshot: streaming}))
+	defer server.Close()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/live", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := server.Client().Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text := bufio.NewReader(response.Body)
+	for line := ""; ; {
+		if line, err = text.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+		data, ok := strings.CutPrefix(line, "data: ")
+		if !ok {
+			continue
+		}
+		var shown string
+		if err := json.Unmarshal([]byte(data), &shown); err != nil || !strings.HasPrefix(shown, `<main id="live"`) || !strings.HasSuffix(shown, "</main>") || !strings.Contains(shown, "no &lt;mapping&gt;") {
+			t.Errorf("%v: %s", err, data)
+		}
+		return
 	}
 }
 

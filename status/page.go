@@ -54,8 +54,8 @@ var buttons = []button{
 	{Name: "Complete", Path: "complete", Ask: "The old layout will not follow any more, and there is no way back then. Complete the move?"},
 }
 
-// page is the status for a browser, as of the request.
-func (s *Server) page(w http.ResponseWriter, _ *http.Request) {
+// shown is what the page shows now.
+func (s *Server) shown() pageData {
 	d := pageData{Status: s.config.Snapshot(), Style: template.CSS(pageStyle), Script: template.JS(pageScript)}
 	if s.config.Words != nil {
 		d.Words = s.config.Words(d.Status)
@@ -68,8 +68,13 @@ func (s *Server) page(w http.ResponseWriter, _ *http.Request) {
 			d.Verbs = append(d.Verbs, b)
 		}
 	}
+	return d
+}
+
+// page is the status for a browser, as of the request; from then on the page shows what live sends.
+func (s *Server) page(w http.ResponseWriter, _ *http.Request) {
 	var b bytes.Buffer
-	if err := pageTemplate.Execute(&b, d); err != nil {
+	if err := pageTemplate.Execute(&b, s.shown()); err != nil {
 		problem(w, http.StatusInternalServerError, "the page could not be written")
 		return
 	}

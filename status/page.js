@@ -1,26 +1,25 @@
 "use strict";
-// The server renders the page; an event says that it has something new to show, and the part that changes is fetched again.
+// The server renders what the page shows, and sends it anew whenever it is not what it was.
 (function () {
-  var link = document.getElementById("link"), fetching = false, again = false;
-  function show() {
-    if (fetching) { again = true; return; }
-    fetching = true;
-    fetch("/", { cache: "no-store" }).then(function (r) {
-      if (!r.ok) { throw new Error(r.status); }
-      return r.text();
-    }).then(function (text) {
-      var page = new DOMParser().parseFromString(text, "text/html");
-      document.getElementById("live").replaceWith(page.getElementById("live"));
-      document.title = page.title;
-      link.textContent = "";
-    }).catch(function () { link.textContent = "The worker does not answer; trying again."; }).finally(function () {
-      fetching = false;
-      if (again) { again = false; show(); }
-    });
+  var link = document.getElementById("link");
+  function show(event) {
+    var was = document.getElementById("live"), now = new DOMParser().parseFromString(JSON.parse(event.data), "text/html").getElementById("live"), aside = {};
+    was.querySelectorAll(".wide").forEach(function (table) { aside[table.id] = table.scrollLeft; });
+    was.replaceWith(now);
+    now.querySelectorAll(".wide").forEach(function (table) { table.scrollLeft = aside[table.id] || 0; });
+    document.title = now.dataset.title;
+    link.textContent = "";
   }
-  var events = new EventSource("/events");
-  events.onmessage = show;
-  events.onerror = function () { link.textContent = "The worker does not answer; trying again."; };
+  function watch() {
+    var events = new EventSource("/live");
+    events.onmessage = show;
+    events.onerror = function () {
+      link.textContent = "The worker does not answer; trying again. This is the last it said.";
+      // The browser itself tries again only where nobody answered, not where a proxy did for a worker that is down.
+      if (events.readyState === EventSource.CLOSED) { setTimeout(watch, 2000); }
+    };
+  }
+  watch();
   var form = document.getElementById("verbs");
   if (!form) { return; }
   form.addEventListener("submit", function (e) {

@@ -61,6 +61,7 @@ func New(c Config) *Server {
 		read = ""
 	}
 	mux.Handle("GET /{$}", s.guard(http.HandlerFunc(s.page), read))
+	mux.Handle("GET /live", s.guard(http.HandlerFunc(s.live), read))
 	mux.Handle("GET /events", s.guard(http.HandlerFunc(s.events), read))
 	mux.Handle("GET /status", s.guard(http.HandlerFunc(s.status), read))
 	mux.Handle("GET /metrics", s.guard(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), read, c.MetricsToken))

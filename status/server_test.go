@@ -152,7 +152,7 @@ func TestThePageEscapesAndIsHardened(t *testing.T) {
 		Verbs: map[string]Verb{"verify": nil, "cutover": func(context.Context, json.RawMessage) (any, bool) { return nil, true }}}
 	code, body, header := ask(t, New(c), "/")
 	for _, part := range []string{"no &lt;mapping&gt;", "in &lt;words&gt;: streaming", "&lt;script&gt;alert(1)", "50 %", "refused for 0.042 s", "13.4 MB (3.250 s)", `aria-label="seconds behind, at most 4.0"`,
-		"freeze <span class=\"unit\">0.012 s", "00:00:00 UTC", `data-body="{&#34;rehearse&#34;:true}"`, ">Cut over</button>", "new EventSource(\"/events\")", "prefers-color-scheme: dark"} {
+		"freeze <span class=\"unit\">0.012 s", "00:00:00 UTC", `data-body="{&#34;rehearse&#34;:true}"`, ">Cut over</button>", "new EventSource(\"/live\")", "prefers-color-scheme: dark"} {
 		if code != http.StatusOK || !strings.Contains(body, part) {
 			t.Errorf("%d: the page lacks %s", code, part)
 		}

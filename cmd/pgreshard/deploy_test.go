@@ -21,7 +21,7 @@ import (
 
 const deploy = "../../deploy/"
 
-func read(t *testing.T, file string) string {
+func read(t testing.TB, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {

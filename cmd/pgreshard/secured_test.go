@@ -199,7 +199,7 @@ func (s *secured) run(code int, args ...string) (said string) {
 }
 
 // tellingPaths are those at which a worker tells something.
-var tellingPaths = []string{"/", "/status", "/metrics", "/layout", "/readyz", "/route?table=orders&key=7", "/events"}
+var tellingPaths = []string{"/", "/status", "/metrics", "/layout", "/readyz", "/route?table=orders&key=7", "/events", "/live"}
 
 // watch asks the worker for everything it tells, again and again, until the returned func is called, which says how many
 // answers there were of each path.
@@ -219,7 +219,7 @@ func (s *secured) watch() (stop func() map[string]int) {
 					continue // no worker yet, or no more
 				}
 				from := bufio.NewReader(response.Body)
-				if path == "/events" { // which has no end: its first event
+				if path == "/events" || path == "/live" { // which have no end: the first event
 					for line := ""; err == nil && line != "\n"; {
 						line, err = from.ReadString('\n')
 						_, _ = s.said.Write([]byte(line))
