@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -101,5 +102,28 @@ func TestALookupThatNamesNoShardStopsTheStream(t *testing.T) {
 		if n := db.Query(t, `select count(*) from devices where id = 900`)[0][0]; n != "0" {
 			t.Errorf("shard %d has the row", shard)
 		}
+	}
+}
+
+// What a lookup_query calls may write: the plan refuses it, and has nothing written by looking.
+func TestAPlanWritesNothingWhateverALookupCalls(t *testing.T) {
+	t.Parallel()
+	for _, query := range []string{`SELECT vol(k) FROM public.m WHERE k = $1`, `SELECT nextval($$public.sq$$)::int FROM public.m WHERE k = $1`} {
+		t.Run(query, func(t *testing.T) {
+			t.Parallel()
+			s := newSmallMove(t, 2, "k", `create table m (k int primary key, v int); insert into m select g, g from generate_series(1, 50) g; create sequence sq;
+				create table r (id int primary key, k int); insert into r select g, g from generate_series(1, 50) g;
+				create function vol(int) returns int language plpgsql volatile as $$begin insert into m values (1000000 + $1, 1) on conflict do nothing; return 1; end$$`)
+			d := &s.config.Destination
+			d.Spec.Tables = append(d.Spec.Tables, layout.ShardedTable{Database: d.Database, Name: "r", Columns: []string{"k"}, LookupQuery: query, DataType: "bigint"})
+			d.Spec.Omni = []layout.OmniTables{{Database: d.Database, Tables: []string{"m"}}}
+			plan, err := s.move().PlanWith(t.Context(), move.PlanOptions{Placements: true, EveryKey: true})
+			if err != nil || !slices.ContainsFunc(plan.Problems, func(p layout.Problem) bool { return strings.HasPrefix(p.What, "its lookup_query calls ") }) {
+				t.Errorf("the plan says %+v, %v", plan, err)
+			}
+			if got := s.sources[0].Query(t, `select (select count(*) from m), (select is_called from sq)`)[0]; got[0] != "50" || got[1] != "f" {
+				t.Errorf("%s rows, and the sequence was used: %s", got[0], got[1])
+			}
+		})
 	}
 }

@@ -161,7 +161,7 @@ func (p *planner) sourceAsker(t *moved) lookup.Asker {
 		total := make([]lookup.Answer, len(keys))
 		for n, shard := range shards {
 			err := p.on(ctx, shard, pg.Reader, func(conn *pgx.Conn) error {
-				answers, err := lookup.Ask(ctx, conn.PgConn(), q, keys)
+				answers, err := askReadOnly(ctx, conn, q, keys)
 				lookup.AddUp(total, answers)
 				return err
 			})

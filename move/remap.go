@@ -157,7 +157,7 @@ func (m *Move) askSources(ctx context.Context, all bool, q *lookup.Query, keys [
 			break
 		}
 		err := m.source(ctx, n, func(conn *pgx.Conn) error {
-			answers, err := lookup.Ask(ctx, conn.PgConn(), q, keys)
+			answers, err := askReadOnly(ctx, conn, q, keys)
 			lookup.AddUp(total, answers)
 			return err
 		})
@@ -166,4 +166,13 @@ func (m *Move) askSources(ctx context.Context, all bool, q *lookup.Query, keys [
 		}
 	}
 	return total, nil
+}
+
+// askReadOnly asks where nothing that a query calls may write.
+func askReadOnly(ctx context.Context, conn *pgx.Conn, q *lookup.Query, keys [][]byte) (answers []lookup.Answer, err error) {
+	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+		answers, err = lookup.Ask(ctx, tx.Conn().PgConn(), q, keys)
+		return err
+	})
+	return answers, err
 }

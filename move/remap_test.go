@@ -88,6 +88,44 @@ func TestRowsMoveWithTheirMappings(t *testing.T) {
 	}
 }
 
+// A lookup joins tables that themselves move with the mapping that is changed, or that are looked at, by their names, after it: they come
+// together first.
+func TestRowsMoveThroughAChainOfMappings(t *testing.T) {
+	t.Parallel()
+	for _, omni := range []bool{true, false} {
+		t.Run(fmt.Sprintf("tenants omnisharded: %t", omni), func(t *testing.T) {
+			t.Parallel()
+			s := newSmallMove(t, 3, "grp", `create table tenants (id int primary key, grp int not null); create table orders (id int primary key, tenant_id int not null);
+				create table items (id int primary key, order_id int not null); create table lines (id int primary key, item_id int not null, note text);
+				insert into tenants select g, g from generate_series(1, 12) g; insert into orders select g * 10, g from generate_series(1, 12) g;
+				insert into items select g * 100, g * 10 from generate_series(1, 12) g; insert into lines select g * 1000, g * 100, 'n' from generate_series(1, 12) g`)
+			s.places = newPlaces(t)
+			d := &s.config.Destination
+			for table, c := range map[string][2]string{"orders": {"tenant_id", `SELECT grp FROM tenants WHERE id = $1`},
+				"items": {"order_id", `SELECT t.grp FROM orders o JOIN tenants t ON t.id = o.tenant_id WHERE o.id = $1`},
+				"lines": {"item_id", `SELECT t.grp FROM items i JOIN orders o ON o.id = i.order_id JOIN tenants t ON t.id = o.tenant_id WHERE i.id = $1`}} {
+				d.Spec.Tables = append(d.Spec.Tables, layout.ShardedTable{Database: d.Database, Name: table, Columns: []string{c[0]}, LookupQuery: c[1], DataType: "bigint"})
+			}
+			if omni {
+				d.Spec.Omni = []layout.OmniTables{{Database: d.Database, Tables: []string{"tenants"}}}
+			} else {
+				d.Spec.Tables = append(d.Spec.Tables, layout.ShardedTable{Database: d.Database, Name: "tenants", Columns: []string{"grp"}, DataType: "bigint"})
+			}
+			s.run(func() {
+				for _, sql := range []string{`update tenants set grp = grp % 12 + 1 where id < 7`, `update orders set tenant_id = tenant_id % 12 + 1 where id % 30 = 0`,
+					`begin; delete from tenants where id = 8; insert into tenants values (8, 3); commit`, `update tenants set grp = 13 - grp where id > 4`} {
+					runOn(t, s.sources[0].Conn(t), sql)
+				}
+			})
+			s.sameRows(pgtest.RowsOptions{Omni: omni}, "tenants")
+			s.sameRows(pgtest.RowsOptions{}, "orders", "items", "lines")
+			s.placedBy("orders", "tenant_id", `(select grp from tenants where id = r.tenant_id)::bigint`)
+			s.placedBy("items", "order_id", `(select t.grp from orders o join tenants t on t.id = o.tenant_id where o.id = r.order_id)::bigint`)
+			s.placedBy("lines", "item_id", `(select t.grp from items i join orders o on o.id = i.order_id join tenants t on t.id = o.tenant_id where i.id = r.item_id)::bigint`)
+		})
+	}
+}
+
 // placedBy compares on which shards rows stand, counted by a column, with where a key of each puts them that the sources
 // compute (as SQL, of r) by joining the mapping as it is.
 func (s *smallMove) placedBy(table, column, key string) {

@@ -34,12 +34,26 @@ func (r *router) rehome(ctx context.Context) error {
 		return ErrRemapped
 	}
 	r.pass++
-	for _, h := range todo {
+	for _, h := range mappingsFirst(todo) {
 		if err := r.rehomeTable(ctx, h.table, h.keys); err != nil {
 			return fmt.Errorf("move the rows of %s whose mapping was changed: %w", h.table.Source, err)
 		}
 	}
 	return nil
+}
+
+// mappingsFirst puts tables that others' lookups read before those: a lookup that joins tables answers where their rows have come
+// together again.
+func mappingsFirst(todo []*rehoming) (out []*rehoming) {
+	for len(todo) > 0 {
+		first := slices.IndexFunc(todo, func(h *rehoming) bool {
+			return !slices.ContainsFunc(todo, func(m *rehoming) bool { return m != h && m.table.feeds(h.table.Query) })
+		})
+		first = max(first, 0) // they read each other
+		out = append(out, todo[first])
+		todo = slices.Delete(todo, first, first+1)
+	}
+	return out
 }
 
 func (r *router) rehomeTable(ctx context.Context, t *Table, keys keySet) error {
