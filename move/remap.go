@@ -60,7 +60,6 @@ func (m *Move) followInTurn(ctx context.Context, followers []*follower) error {
 	if err := m.detail(ctx, turnRecorded, &turn); err != nil || turn == nil {
 		return err
 	}
-	m.router.Lookups.Clear() // of what it tells from one source's rows to another's
 	if *turn == levelling {
 		if err := m.endStreams(ctx); err != nil {
 			return err
@@ -75,6 +74,7 @@ func (m *Move) followInTurn(ctx context.Context, followers []*follower) error {
 		if err := m.recordTurn(ctx, n); err != nil {
 			return err
 		}
+		m.router.Lookups.Clear() // each stream's translations are its own, and others' turns have changed mappings
 		if err := followers[n].alone(ctx); err != nil {
 			return err
 		}

@@ -273,6 +273,51 @@ func TestNoStreamCommitsARowByATranslationThatWasChanged(t *testing.T) {
 	}
 }
 
+// A translation that the second source's stream learnt while shards were brought to one position is another one after the first
+// source's turn: rows of the second's turn go by that.
+func TestATurnGoesByTheMappingsThatTheTurnsBeforeItChanged(t *testing.T) {
+	t.Parallel()
+	s, tenants := usersOfTwoSources(t, 3)
+	key, a, b, there := tenants[1][0][0], tenants[0][0][0], tenants[0][1][0], tenants[1][1][0] // on shards 0, 0, 1 and 1
+	for n, db := range s.sources {
+		db.Exec(t, `insert into tenants values ($1, $2), ($2, null)`, key, a)
+		db.Exec(t, `insert into parcels values ($1, $2)`, n, tenants[n][0][0])
+	}
+	s.sources[0].Exec(t, `insert into users values (0, $1, 0)`, a)
+	s.sources[1].Exec(t, `insert into users select g, $1, 0 from generate_series(1, 20) g`, key)
+	var once sync.Once
+	s.run(func() {
+		once.Do(func() {
+			until := func(shard int, sql string, args ...any) (rows [][]string) {
+				for len(rows) == 0 {
+					time.Sleep(5 * time.Millisecond)
+					rows = s.shards[shard].Query(t, sql, args...)
+				}
+				return rows
+			}
+			holder := s.shards[0].Conn(t)
+			runOn(t, holder, `set session_replication_role = replica; begin; insert into users values (500, 0, 0)`)
+			s.sources[1].Exec(t, `insert into users values (500, $1, 1)`, key)
+			const waiting = `select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and application_name like '%stream' and pid <> $1`
+			pid := until(0, waiting, 0)[0][0]
+			s.sources[1].Exec(t, `insert into parcels values (501, $1)`, there)
+			until(1, `select 1 from parcels where id = 501`) // this shard is ahead of the one that waits
+			for _, db := range s.sources {
+				db.Exec(t, `update tenants set parent = $1 where id = $2`, b, key)
+			}
+			until(0, waiting, pid) // brought to one position, it waits for the same lock again
+			s.sources[1].Exec(t, `insert into users values (502, $1, 1)`, key)
+			runOn(t, holder, `rollback`)
+		})
+	})
+	s.sameRows(pgtest.RowsOptions{Omni: true}, "tenants")
+	s.sameRows(pgtest.RowsOptions{}, "users", "parcels")
+	s.placedBy("users", "tenant", `(select coalesce(parent, id) from tenants where id = r.tenant)`)
+	if rows := s.shards[1].Query(t, `select count(*) from users`); rows[0][0] != "22" {
+		t.Errorf("%s users are with their parent", rows[0][0])
+	}
+}
+
 // Few keys are asked for where one of many mappings changes, whether the query asks the table itself or joins it to the one it asks.
 func TestOneChangeOfManyMappingsAsksForItsKeysAlone(t *testing.T) {
 	t.Parallel()
