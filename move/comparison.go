@@ -2,6 +2,7 @@ package move
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,12 +21,25 @@ type comparison struct {
 	since *changes
 	// patience with transactions that keep the streams from being held at one position.
 	patience time.Duration
-	beyond   bool // what is asked of both sides besides their rows is asked too
+	beyond   bool     // what is asked of both sides besides their rows is asked too
+	before   *proving // what was found equal before the last round began; nil: nothing was
 }
 
 // round compares what has changed, exactly as of one moment, at which it is visible wherever it was done. A table of which only everything can
-// be compared is among it the first time only: that it differs is told before anything is refused. What is found equal is kept table by table.
+// be compared is among it the first time only: that it differs is told before anything is refused. What is found equal is kept table by table:
+// where others were disturbed, they are compared as of a later moment, and of the former what has changed since.
 func (c *comparison) round(ctx context.Context, first bool) (tables []verify.Table, report *verify.Report, err error) {
+	for attempt := 1; ; attempt++ {
+		c.before = c.lastProving()
+		tables, report, err = c.tryRound(ctx, first)
+		if !errors.Is(err, errDisturbed) || attempt == disturbedMost {
+			return tables, report, err
+		}
+		c.log.Info("a table was truncated or rewritten while it was compared; it is compared again as of a later position", "reason", oneLine(err))
+	}
+}
+
+func (c *comparison) tryRound(ctx context.Context, first bool) (tables []verify.Table, report *verify.Report, err error) {
 	if first {
 		err := c.keepProving(ctx, func(p *proving) { p.Of, p.Ended = len(c.inv.tables), false })
 		if err != nil {
@@ -103,11 +117,21 @@ func (c *comparison) compare(ctx context.Context, taken map[pg.Name]*touched, fi
 		}
 	}
 	report, err := c.compareAt(ctx, c.inv, request, mo)
+	if errors.Is(err, verify.ErrRewritten) || errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		err = fmt.Errorf("%w: %w", errDisturbed, err)
+	}
 	if err == nil && c.beyond {
 		err = c.beyondRows(ctx, c.inv, request, mo, report)
 	}
 	return request.Tables, report, err
 }
+
+// disturbedMost bounds how often a round begins again.
+const disturbedMost = 20
+
+// errDisturbed: a table was rewritten, or one that a lookup reads is about to be, which waits for the comparison while that waits for the
+// lookup, until its time is over.
+var errDisturbed = errors.New("tables were truncated or rewritten while they were compared")
 
 // found keeps that a table was found equal. Where that cannot be kept, a worker that comes after a kill compares it again.
 func (c *comparison) found(ctx context.Context, t TableVerified) {
@@ -188,8 +212,7 @@ func (c *comparison) everything(ctx context.Context) (*verify.Report, []verify.T
 	before := c.lastProving()
 	if before == nil || before.Ended || c.since.lostBy() != nil {
 		c.since.anew()
-		before = &proving{Began: time.Now().UTC()}
-		if err := c.keepProving(ctx, func(p *proving) { *p = proving{Began: before.Began, Tables: map[string]TableVerified{}} }); err != nil {
+		if err := c.keepProving(ctx, func(p *proving) { *p = proving{Began: time.Now().UTC(), Tables: map[string]TableVerified{}} }); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -199,7 +222,7 @@ func (c *comparison) everything(ctx context.Context) (*verify.Report, []verify.T
 	}
 	for i := range report.Tables {
 		t := &report.Tables[i]
-		if found, ok := before.Tables[t.Table]; ok && tables[i].Only != nil {
+		if found, ok := c.before.Tables[t.Table]; ok && tables[i].Only != nil {
 			t.Rows, t.ReadAt = found.Rows, found.At
 		}
 	}

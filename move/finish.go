@@ -245,7 +245,7 @@ func (m *Move) verification(ctx context.Context, inv *inventory) (verify.Request
 			vt.Key = append(vt.Key, into.Columns[k].Name)
 		}
 		if !t.rule.Omni {
-			vt.PlaceColumns = t.rule.Columns
+			vt.PlaceColumns, vt.PlacedBy = t.rule.Columns, t.reads
 		}
 		request.Tables = append(request.Tables, vt)
 	}

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"pgreshard/copier"
 	"pgreshard/lookup"
 	"pgreshard/sink"
@@ -112,7 +114,7 @@ func (a *momentAsker) of(t *sink.Table) lookup.Asker {
 		defer a.mu.Unlock()
 		total := make([]lookup.Answer, len(keys))
 		for _, s := range shards {
-			answers, err := lookup.Ask(ctx, s.Conn().PgConn(), q, keys)
+			answers, err := askAndLetGo(ctx, s.Conn().PgConn(), q, keys)
 			if err != nil {
 				return nil, err
 			}
@@ -120,6 +122,20 @@ func (a *momentAsker) of(t *sink.Table) lookup.Asker {
 		}
 		return total, nil
 	})
+}
+
+// askAndLetGo asks inside a transaction that goes on, and keeps no lock: a TRUNCATE that the stream brings would wait for it, and what else
+// is asked of the table behind that.
+func askAndLetGo(ctx context.Context, conn *pgconn.PgConn, q *lookup.Query, keys [][]byte) ([]lookup.Answer, error) {
+	run := func(sql string) error {
+		_, err := conn.Exec(ctx, sql).ReadAll()
+		return err
+	}
+	if err := run("savepoint asking"); err != nil {
+		return nil, err
+	}
+	answers, err := lookup.Ask(ctx, conn, q, keys)
+	return answers, errors.Join(err, run("rollback to savepoint asking; release savepoint asking"))
 }
 
 // conclude keeps what a comparison of some tables found, in memory and on the home. Of those that were compared by what had

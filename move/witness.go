@@ -85,6 +85,8 @@ func (m *Move) readWitness(ctx context.Context, inv *inventory) error {
 	switch {
 	case ctx.Err() != nil: // to be read when the move is completed
 		return ctx.Err()
+	case errors.Is(err, verify.ErrRewritten):
+		found.Unread = "a table was truncated or rewritten before it was read"
 	case errors.As(err, &failed):
 		found.Unread = fmt.Sprintf("%s %d did not answer: %s", failed.Side, failed.Number, failed.Reason)
 	case err != nil: // no reason to hold the move up

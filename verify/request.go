@@ -40,6 +40,8 @@ type Table struct {
 	Omni bool
 	// PlaceColumns are the columns Place takes, in its order. Empty: places are not checked.
 	PlaceColumns []string
+	// PlacedBy are tables of the shards that Place reads for it.
+	PlacedBy []pg.Name
 	// Only narrows the comparison to some rows; nil: every row. Keys are for tables with Key, whose index both sides have.
 	Only *Only
 }

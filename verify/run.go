@@ -148,6 +148,9 @@ func (v *verifier) table(ctx context.Context, t *Table, report *TableReport) err
 	if err == nil && !t.Omni && v.Place != nil && len(t.PlaceColumns) > 0 {
 		err = v.places(ctx, t, report)
 	}
+	if report.settle(); err == nil && (t.Only == nil || report.State != Clean) {
+		err = v.asItWas(ctx, t, v.all())
+	}
 	if err == nil {
 		return nil
 	}

@@ -60,7 +60,11 @@ func (v *verifier) totals(ctx context.Context, t *Table) (TableTotals, error) {
 		group.Go(func() (err error) { each[i], err = v.sums(inner, t, v.side(t, n)); return err })
 	}
 	out := TableTotals{Table: t.Dest.Name.String(), Omni: t.Omni, Equal: true}
-	if err := group.Wait(); err != nil {
+	err := group.Wait()
+	if err == nil {
+		err = v.asItWas(ctx, t, all)
+	}
+	if err != nil {
 		return out, err
 	}
 	left, right := sums{}, sums{}

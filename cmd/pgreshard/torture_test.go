@@ -55,7 +55,7 @@ func torture(t *testing.T, seed uint64) {
 	if len(sources) > 1 {
 		more += sourceRules
 	}
-	s := newStruck(t, set, sources, shards, pgtest.WorkloadOptions{Seed: seed, Rate: 350, Lookups: true, KeyChanges: true, NewTenants: true}, more)
+	s := newStruck(t, set, sources, shards, pgtest.WorkloadOptions{Seed: seed, Rate: 350, Tireless: true, Lookups: true, KeyChanges: true, NewTenants: true}, more)
 	if len(sources) > 1 || r.IntN(5) > 0 { // several sources need it, and one is followed faster
 		for _, db := range s.sources {
 			db.Exec(t, `alter table orders replica identity full; alter table documents replica identity full`)
