@@ -131,7 +131,7 @@ func (m *Move) CheckNow(ctx context.Context, o CheckOptions) (*CheckReport, erro
 	m.verifying.Lock()
 	defer m.verifying.Unlock()
 	if state := m.currentState(); state != m.steady() {
-		return nil, &NotReadyError{Because: []string{"the move is " + state + ", and can be compared beside writers while it is " + m.steady()}}
+		return nil, &NotReadyError{Because: []string{"the move is " + state + ", and can be compared beside writers while it is " + m.steady()}, Compare: true}
 	}
 	inv, err := m.takeInventory(ctx)
 	if err != nil {

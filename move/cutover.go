@@ -34,6 +34,8 @@ func (m *Move) streamAndCutOver(ctx context.Context, o MigrateOptions) error {
 			err = nil
 		} else if err == nil {
 			return nil
+		} else if forgiven, failed := m.mayForgive(ctx, inv, o, err); forgiven || failed != nil {
+			err = failed
 		}
 		if err != nil {
 			return err

@@ -38,7 +38,7 @@ func (mo *moment) positions() (at []string) {
 	return at
 }
 
-var errNotFollowed = &NotReadyError{Because: []string{"the move does not follow its sources now"}}
+var errNotFollowed = &NotReadyError{Because: []string{"the move does not follow its sources now"}, Compare: true}
 
 const (
 	stillMost      = 10 * time.Second // for which the streams may stand still
@@ -167,7 +167,7 @@ func (m *Move) untilYoung(ctx context.Context) error {
 		case len(all) == 0:
 			return nil
 		case time.Now().After(end):
-			return &NotReadyError{Because: []string{"transactions older than a second are open, for which a snapshot would have to wait: " + strings.Join(all, "; ")}}
+			return &NotReadyError{Because: []string{"transactions older than a second are open, for which a snapshot would have to wait: " + strings.Join(all, "; ")}, Compare: true}
 		}
 		if err := sleep(ctx, 100*time.Millisecond); err != nil {
 			return err

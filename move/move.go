@@ -41,9 +41,10 @@ type Move struct {
 	mostChanges int                 // 0, but in tests: bounds the keys of what changed
 	beforeStep  func(step string)   // nil, but in tests: runs before each step of a cutover
 
-	still     sync.Mutex // who holds the streams still, or the sources frozen
-	verifying sync.Mutex // who compares, or cuts over
-	since     *changes   // what changed since then; nil before the first comparison. verifying guards it
+	still     sync.Mutex           // who holds the streams still, or the sources frozen
+	verifying sync.Mutex           // who compares, or cuts over
+	forgiven  map[pg.Name]struct{} // tables whose rows a repair has taken as they came
+	since     *changes             // what changed since then; nil before the first comparison. verifying guards it
 
 	mu        sync.Mutex // guards what follows, for Snapshot
 	state     string
@@ -129,6 +130,8 @@ type MigrateOptions struct {
 	// does not follow, and after a rollback the source is followed again.
 	Serve bool
 	CDC   *CDC // nil: nothing is published
+
+	forgives bool // it runs for a repair (RepairStopped)
 }
 
 // Migrate takes the move to its end, from wherever it is. What can be tried again is tried again; everything else

@@ -19,6 +19,8 @@ type RepairReport struct {
 	Before *verify.Report `json:"before"`
 	Mended []Mended       `json:"mended"`
 	After  *verify.Report `json:"after"`
+	// Forgiven are tables of which rows stopped the stream, and were put right by it before anything was compared.
+	Forgiven []string `json:"forgiven,omitempty"`
 }
 
 // Mended is how many rows of a table were written to a shard and taken away from it.

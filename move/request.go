@@ -26,12 +26,15 @@ type NotReadyError struct {
 	Because  []string
 	Back     bool // it was a rollback
 	Complete bool // it was the end of the move
+	Compare  bool // it was a comparison, or a repair
 }
 
 func (e *NotReadyError) Error() string {
 	switch because := strings.Join(e.Because, "; "); {
 	case e.Back:
 		return "it cannot be rolled back now: " + because + "; hint: `pgreshard status` says what a rollback would lose"
+	case e.Compare:
+		return "both sides cannot be compared now: " + because + "; hint: `pgreshard status` says what the worker does"
 	case e.Complete:
 		return "it cannot be completed now: " + because + "; hint: `pgreshard status` says where the move stands"
 	}

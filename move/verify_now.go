@@ -28,15 +28,20 @@ func (m *Move) VerifyNow(ctx context.Context) (*verify.Report, error) {
 }
 
 // verifyNow also says which tables were compared. At most limit rows of a table are named, 0: verify's own bound.
-func (m *Move) verifyNow(ctx context.Context, limit int) (*verify.Report, []verify.Table, error) {
-	ctx, cancel := context.WithCancel(ctx)
+func (m *Move) verifyNow(whole context.Context, limit int) (report *verify.Report, tables []verify.Table, err error) {
+	ctx, cancel := context.WithCancel(whole)
 	defer cancel()
+	defer func() {
+		if whole.Err() == nil && (errors.Is(err, context.Canceled) || errors.Is(err, sink.ErrEnded)) {
+			err = &NotReadyError{Because: []string{"the streams ended while they were compared"}, Compare: true}
+		}
+	}()
 	m.mu.Lock()
 	followed := len(m.followers) > 0
 	m.stopComparing = cancel
 	m.mu.Unlock()
 	if state := m.currentState(); state != m.steady() {
-		return nil, nil, &NotReadyError{Because: []string{"the move is " + state + ", and can be compared beside writers while it is " + m.steady()}}
+		return nil, nil, &NotReadyError{Because: []string{"the move is " + state + ", and can be compared beside writers while it is " + m.steady()}, Compare: true}
 	}
 	if !followed {
 		return nil, nil, errNotFollowed

@@ -23,23 +23,21 @@ func TestComparisonsAndTruncatesDoNotDisturbEachOther(t *testing.T) {
 	d.Spec.Omni = []layout.OmniTables{{Database: d.Database, Tables: []string{"tenants"}}}
 	s.config.LookupBytes = 1 // each comparison asks for every key
 
-	writing, end := context.WithCancel(t.Context())
-	written, emptied := make(chan error, 1), 0
+	turns, written, emptied := make(chan struct{}, 100), make(chan error, 1), 0
 	empty := func() {
 		conn := s.sources[0].Conn(t)
-		for n := 0; ; n++ {
+		for range turns {
+			n := emptied
 			sql := fmt.Sprintf(`begin; truncate notes; insert into notes select g, '%d' from generate_series(1, 50) g; commit; begin; truncate tenants; insert into tenants select g, (g + %[1]d) %% 7 from generate_series(1, 60) g; commit;
 				update users set note = note where id %% 40 = %[1]d %% 40`, n)
 			if _, err := conn.PgConn().Exec(t.Context(), sql).ReadAll(); err != nil {
 				written <- err
 				return
 			}
-			if emptied = n + 1; writing.Err() != nil {
-				written <- nil
-				return
-			}
-			time.Sleep(300 * time.Millisecond)
+			emptied++
+			time.Sleep(100 * time.Millisecond)
 		}
+		written <- nil
 	}
 	worker := s.move()
 	defer worker.Close()
@@ -49,7 +47,10 @@ func TestComparisonsAndTruncatesDoNotDisturbEachOther(t *testing.T) {
 			return true, nil
 		}
 		go empty()
-		for ; compared < 12; compared++ {
+		for ; compared < 7; compared++ {
+			for range 4 {
+				turns <- struct{}{}
+			}
 			report, err := worker.VerifyNow(ctx)
 			if err != nil {
 				return false, err
@@ -58,7 +59,7 @@ func TestComparisonsAndTruncatesDoNotDisturbEachOther(t *testing.T) {
 				t.Errorf("comparison %d found %d differences in %v", compared, report.Differences(), report.Unclean())
 			}
 		}
-		end()
+		close(turns)
 		return true, <-written
 	}
 	if err := worker.Migrate(t.Context(), move.MigrateOptions{Ready: ready}); err != nil {

@@ -23,7 +23,7 @@ func (e *DivergedError) Error() string {
 	if e.Err != nil {
 		cause = ": " + e.Err.Error()
 	}
-	return fmt.Sprintf("%s on shard %d at %s: %s%s; hint: something else wrote to the shard, or two sources have a row of one key; run `pgreshard verify` to see which rows differ",
+	return fmt.Sprintf("%s on shard %d at %s: %s%s; hint: something else wrote to the shard, or two sources have a row of one key; `pgreshard verify` lists the rows that differ, `pgreshard verify --repair` mends them",
 		e.Table, e.Shard, e.At, e.What, cause)
 }
 

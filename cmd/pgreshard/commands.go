@@ -129,15 +129,21 @@ func (a *app) verifyCommand() *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON, one object per table")
-	c.Flags().BoolVar(&repair, "repair", false, "make the rows that differ as the sources have them, and compare again; needs a worker that follows the sources")
+	c.Flags().BoolVar(&repair, "repair", false, "make the rows that differ as the sources have them, and compare again; where no worker runs, this process is the move's for as long as that takes")
 	return c
 }
 
 // verify has the worker compare, where one follows its sources: that is exact beside writers. Else the databases are compared
 // as they are.
 func (a *app) verify(ctx context.Context, e engine, c *Config, repair bool) (r report, exact bool, err error) {
-	if repair { // by a worker or by nobody
+	if repair { // by a worker, which this process is where none runs
 		r, err := a.askVerify(ctx, e, c, true)
+		if errors.Is(err, errNoWorker) {
+			var found *move.RepairReport
+			if found, err = e.RepairStopped(ctx); found != nil && found.After != nil {
+				r = verifyReport{Report: found.After, repaired: *found}
+			}
+		}
 		return r, true, err
 	}
 	if s, err := askWorker(ctx, c); err == nil && s.Move == c.Move.Name && s.State == move.StateStreaming {

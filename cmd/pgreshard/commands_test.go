@@ -62,6 +62,9 @@ func (e *fakeEngine) VerifyNow(context.Context) (*verify.Report, error) {
 func (e *fakeEngine) Repair(context.Context) (*move.RepairReport, error) {
 	return nil, errors.New("no worker")
 }
+func (e *fakeEngine) RepairStopped(context.Context) (*move.RepairReport, error) {
+	return &move.RepairReport{Before: &verify.Report{}, After: &verify.Report{}, Forgiven: []string{"public.orders"}}, nil
+}
 func (e *fakeEngine) Check(_ context.Context, o move.CheckOptions) (*move.CheckReport, error) {
 	return e.checks, nil
 }
@@ -112,6 +115,7 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 	for name, test := range map[string]struct {
 		args           []string
 		bad            bool // what the engine reports is not well
+		idle           bool // no worker runs
 		code           int
 		stdout, stderr string
 	}{
@@ -132,7 +136,8 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 		"an unknown log format is 2":               {args: []string{"plan", "--log-format", "xml"}, code: 2, stderr: `"xml" is not a format`},
 		"check wants checks":                       {args: []string{"check"}, code: 2, stderr: "there are no [[checks]]"},
 		"check knows three consistencies":          {args: []string{"check", "--consistency", "weak"}, code: 2, stderr: `there is no consistency "weak" (hint: --consistency strong, bounded or eventual)`},
-		"a repair needs a worker":                  {args: []string{"verify", "--repair"}, code: 1, stderr: "cannot be asked"},
+		"a repair needs a worker that answers":     {args: []string{"verify", "--repair"}, code: 1, stderr: "cannot be asked"},
+		"a repair without a worker is one":         {args: []string{"verify", "--repair"}, idle: true, stdout: "rows of public.orders stopped the stream"},
 		"plan compares numbers of shards":          {args: []string{"plan", "--shards", "8..16"}, stdout: "the plan\n"},
 		"plan refuses a stretch that is none":      {args: []string{"plan", "--shards", "16..8"}, code: 2, stderr: `"16..8" is not a stretch`},
 		"an error as JSON carries hint and code":   {args: []string{"--log-format", "json", "plan"}, bad: true, code: 3, stderr: `"exit":3`},
@@ -141,7 +146,7 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			code, stdout, stderr := call(t, &fakeEngine{ok: !test.bad}, freePort(t), test.args...)
+			code, stdout, stderr := call(t, &fakeEngine{ok: !test.bad, status: move.Status{Idle: test.idle}}, freePort(t), test.args...)
 			if code != test.code || !strings.Contains(stdout, test.stdout) || !strings.Contains(stderr, test.stderr) {
 				t.Errorf("got %d\n%s%s", code, stdout, stderr)
 			}

@@ -24,6 +24,8 @@ type engine interface {
 	VerifyNow(context.Context) (*verify.Report, error)
 	// Repair is VerifyNow that makes what it found right and compares again.
 	Repair(context.Context) (*move.RepairReport, error)
+	// RepairStopped is Repair where no worker runs: this process is the worker meanwhile.
+	RepairStopped(context.Context) (*move.RepairReport, error)
 	// Check asks both sides what [[checks]] say, as they are now; CheckNow is to it what VerifyNow is to Verify.
 	Check(context.Context, move.CheckOptions) (*move.CheckReport, error)
 	CheckNow(context.Context, move.CheckOptions) (*move.CheckReport, error)

@@ -52,6 +52,9 @@ func (r verifyReport) OK() bool                     { return r.Clean() }
 func (r verifyReport) MarshalJSON() ([]byte, error) { return json.Marshal(r.Tables) }
 
 func (r verifyReport) WriteText(w io.Writer) error {
+	for _, table := range r.repaired.Forgiven {
+		fmt.Fprintf(w, "rows of %s stopped the stream: what came of it was taken as it came, and put right\n", table)
+	}
 	if r.repaired.Before != nil && !r.repaired.Before.Clean() {
 		if err := (verifyReport{Report: r.repaired.Before}).WriteText(w); err != nil {
 			return err
