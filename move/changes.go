@@ -103,8 +103,8 @@ func (m *Move) notByKey(inv *inventory, t *moved) string {
 			return fmt.Sprintf("its lookup reads %s, which is not moved", name)
 		}
 	}
-	if len(t.calls) > 0 {
-		return "its lookup calls " + t.calls[0]
+	if len(t.unsteady) > 0 {
+		return "its lookup " + t.unsteady[0]
 	}
 	return ""
 }

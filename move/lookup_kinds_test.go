@@ -105,6 +105,43 @@ func TestALookupThatNamesNoShardStopsTheStream(t *testing.T) {
 	}
 }
 
+// What a lookup_query depends on besides the key and mapping rows is refused by the plan, which names it; what only looks like that is not.
+func TestAPlanNamesWhatALookupDependsOnBesides(t *testing.T) {
+	t.Parallel()
+	for query, what := range map[string]string{
+		`SELECT v FROM m WHERE k = $1`: "",
+		`SELECT (v::text || to_char(v, '000') || concat(k, 'x') || date '2020-01-01' || array_to_string(ARRAY[v], ','))::varchar FROM m WHERE k = $1 -- of the key`: "",
+		`SELECT v FROM m WHERE k = $1 AND since < now()`:                                                 "calls now()",
+		`SELECT v FROM m WHERE k = $1 AND since < current_date`:                                          "uses current_date, current_user or another such name",
+		`SELECT v FROM m WHERE k = $1 AND since < localtimestamp`:                                        "uses current_date, current_user or another such name",
+		`SELECT v FROM m WHERE k = $1 AND age(since) > interval '1 year'`:                                "calls age(timestamp without time zone)",
+		`SELECT v + length(current_setting('search_path')) FROM m WHERE k = $1`:                          "calls current_setting(text)",
+		`SELECT v FROM m WHERE k = $1 AND EXISTS (SELECT FROM pg_class WHERE relname = 'x')`:             "reads pg_class",
+		`SELECT v FROM (SELECT * FROM m WHERE k = $1 AND pg_is_in_recovery()) q`:                         "calls pg_is_in_recovery()",
+		`WITH d AS (SELECT current_database() AS name) SELECT v + length(d.name) FROM m, d WHERE k = $1`: "calls current_database()",
+	} {
+		t.Run(query, func(t *testing.T) {
+			t.Parallel()
+			s := newSmallMove(t, 2, "k", `create table m (k int primary key, v int, since timestamp); create table r (id int primary key, k int)`)
+			d := &s.config.Destination
+			d.Spec.Tables = append(d.Spec.Tables, layout.ShardedTable{Database: d.Database, Name: "r", Columns: []string{"k"}, LookupQuery: query})
+			d.Spec.Omni = []layout.OmniTables{{Database: d.Database, Tables: []string{"m"}}}
+			plan, err := s.move().PlanWith(t.Context(), move.PlanOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range plan.Problems {
+				if what == "" || p.What != fmt.Sprintf("its lookup_query %s, whose answer may change without any mapping row", what) {
+					t.Errorf("%+v", p)
+				}
+			}
+			if len(plan.Problems) == 0 && what != "" {
+				t.Errorf("it is not refused")
+			}
+		})
+	}
+}
+
 // What a lookup_query calls may write: the plan refuses it, and has nothing written by looking.
 func TestAPlanWritesNothingWhateverALookupCalls(t *testing.T) {
 	t.Parallel()

@@ -25,13 +25,22 @@ select n.nspname, c.relname, coalesce(a.attname, '')
   left join pg_attribute a on a.attrelid = c.oid and a.attnum = d.refobjsubid and d.refobjsubid > 0
  where p.proname = 'pgreshard_lookup' and p.pronamespace = pg_my_temp_schema()`
 
-// selectCalls names the functions in the body whose answers may change with no change to a table in sight: volatile ones, and those
-// of users that are not immutable, which may read any table. What stands behind an operator or an aggregate is one too.
-const selectCalls = `
-select distinct f.oid::regprocedure::text
-  from pg_proc p, regexp_matches(p.prosqlbody::text, ':(?:funcid|opfuncid|aggfnoid|winfnoid) ([1-9][0-9]*)', 'g') m, pg_proc f
- where p.proname = 'pgreshard_lookup' and p.pronamespace = pg_my_temp_schema() and f.oid = m[1]::oid
-   and (f.provolatile = 'v' or f.provolatile = 's' and f.oid >= 16384) order by 1`
+// selectUnsteady names what in the body may answer otherwise with no change to a table in sight: functions that are volatile, those of
+// users that are not immutable, which may read any table, and of PostgreSQL's stable ones those that tell of the time, the session or the
+// catalog (a conversion or a format is stable too, for a session's settings, which are ours); what stands behind an operator or an
+// aggregate is a function too. System catalogs, of which pg_depend says nothing since they are pinned. Names such as current_date.
+const selectUnsteady = `
+with body as (select prosqlbody::text as text from pg_proc where proname = 'pgreshard_lookup' and pronamespace = pg_my_temp_schema())
+select distinct 'calls ' || f.oid::regprocedure::text
+  from body, regexp_matches(text, ':(?:funcid|opfuncid|aggfnoid|winfnoid) ([1-9][0-9]*)', 'g') m, pg_proc f
+ where f.oid = m[1]::oid and (f.provolatile = 'v' or f.provolatile = 's' and (f.oid >= 16384 or f.proname in ('now', 'transaction_timestamp',
+       'statement_timestamp', 'age', 'current_setting', 'current_schema', 'current_schemas', 'current_database', 'version', 'getdatabaseencoding')
+       or f.proname ~ '^(pg|inet|txid|has|to_reg|row_security|obj_|col_|shobj_|table_to|query_to|schema_to|database_to|cursor_to)'))
+union
+select 'reads ' || r.oid::regclass::text from body, regexp_matches(text, ':relid ([1-9][0-9]*)', 'g') m, pg_class r where r.oid = m[1]::oid and r.oid < 16384
+union
+select 'uses current_date, current_user or another such name' from body where text like '%SQLVALUEFUNCTION%'
+ order by 1`
 
 // readLookups finds the tables and columns each lookup reads, so that it is asked where they are and a change to them
 // is noticed.
@@ -63,7 +72,7 @@ func (inv *inventory) readLookup(ctx context.Context, conn *pgx.Conn, t *moved) 
 	if _, err := tx.Exec(ctx, path); err != nil {
 		return err
 	}
-	make := fmt.Sprintf("create function pg_temp.pgreshard_lookup(%s) returns setof record language sql begin atomic %s; end",
+	make := fmt.Sprintf("create function pg_temp.pgreshard_lookup(%s) returns setof record language sql begin atomic %s\n; end",
 		root.Columns[i].Type, t.query.SQL)
 	if _, err := conn.PgConn().Exec(ctx, make).ReadAll(); err != nil {
 		return fmt.Errorf("the server does not take it: %w", err)
@@ -79,7 +88,7 @@ func (inv *inventory) readLookup(ctx context.Context, conn *pgx.Conn, t *moved) 
 		return nil
 	})
 	if err == nil {
-		t.calls, err = collectStrings(ctx, tx, selectCalls)
+		t.unsteady, err = collectStrings(ctx, tx, selectUnsteady)
 	}
 	if err == nil {
 		inv.noteFeeds(t)

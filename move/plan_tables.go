@@ -167,9 +167,9 @@ func (p *planner) checkLookup(ctx context.Context, inv *inventory, t *moved) {
 	if err != nil {
 		p.problem(t.name.String(), "lookup_query: "+err.Error(), "")
 	}
-	for _, call := range t.calls {
-		p.problem(t.name.String(), fmt.Sprintf("its lookup_query calls %s, whose answer may change without any mapping row", call),
-			"call nothing but immutable functions, and stable ones of PostgreSQL itself")
+	for _, what := range t.unsteady {
+		p.problem(t.name.String(), fmt.Sprintf("its lookup_query %s, whose answer may change without any mapping row", what),
+			"let it depend on the key and on mapping rows alone, and call nothing but immutable functions and PostgreSQL's own conversions")
 	}
 	for _, name := range t.reads {
 		if inv.byName[name] == nil {

@@ -35,7 +35,7 @@ type moved struct {
 	sourceQuery *lookup.Query // the source layout's, where it asks for another hash, or, on the way back to one source, alone translates
 	local       localParts
 	reads       []pg.Name // the tables query reads
-	calls       []string  // functions query calls whose answers may change with none of them
+	unsteady    []string  // what else in query may answer otherwise, with none of them changed: "calls random()"
 	asked       bool      // one of those is sharded: every shard is asked
 	guard       []string  // columns of this table that some lookup reads
 	feeds       []feed
