@@ -22,6 +22,7 @@ type Config struct {
 	SkipConstraint []string // "fk:name", "unique:name"
 
 	LookupBytes    int64
+	HideKeys       bool // the keys of rows that stop the move or differ are told by their hash
 	LookupTimeout  time.Duration
 	LookupAttempts int
 

@@ -225,7 +225,7 @@ func (m *Move) verification(ctx context.Context, inv *inventory) (verify.Request
 	if err != nil {
 		return verify.Request{}, err
 	}
-	request := verify.Request{Place: m.placer(inv, dest)}
+	request := verify.Request{Place: m.placer(inv, dest), HideKeys: m.HideKeys}
 	for n := range m.Source.Shards {
 		request.Sources = append(request.Sources, m.verifyNode(&m.Source, n))
 	}

@@ -17,6 +17,7 @@ import (
 	"pgreshard/lookup"
 	"pgreshard/pg"
 	"pgreshard/sink"
+	"pgreshard/verify"
 )
 
 // Move is one move. Make it with New; one goroutine runs one of its verbs at a time, Snapshot may be called by any.
@@ -170,6 +171,7 @@ func (m *Move) Migrate(ctx context.Context, o MigrateOptions) error {
 		if errors.As(context.Cause(whole), &over) {
 			err = m.giveUp(ctx, over)
 		}
+		err = m.hidden(err)
 		m.recordFailure(ctx, err)
 		m.leaveAccount(ctx)
 		m.dropWitness()
@@ -266,6 +268,24 @@ func (m *Move) find(ctx context.Context) (known *checkpoints.Move, err error) {
 		return err
 	})
 	return known, err
+}
+
+// hiddenKeyError tells the key of the row that an error is of by its hash.
+type hiddenKeyError struct {
+	error
+	key string
+}
+
+func (e *hiddenKeyError) Unwrap() error  { return e.error }
+func (e *hiddenKeyError) RowKey() string { return verify.HiddenKey(e.key) }
+
+// hidden is err as the configuration has it told.
+func (m *Move) hidden(err error) error {
+	var row interface{ RowKey() string }
+	if m.HideKeys && errors.As(err, &row) && row.RowKey() != "" {
+		return &hiddenKeyError{err, row.RowKey()}
+	}
+	return err
 }
 
 // recordFailure leaves what stopped the move in its record, for status, with the key of the row if it was one.

@@ -198,6 +198,12 @@ func (t *TableReport) settle() {
 
 const keyBytes = 64 // longest key shown
 
+// HiddenKey is what is shown of a key that is not to be shown: the first half of its SHA-256, in hexadecimal.
+func HiddenKey(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return "#" + hex.EncodeToString(sum[:8])
+}
+
 // showKey writes a key as a person reads it, within the bound.
 func showKey(columns []string, values []pg.Datum, hide bool) string {
 	parts := make([]string, len(columns))
@@ -208,8 +214,7 @@ func showKey(columns []string, values []pg.Datum, hide bool) string {
 	}
 	s := strings.Join(parts, ", ")
 	if hide {
-		sum := sha256.Sum256([]byte(s))
-		return "#" + hex.EncodeToString(sum[:8])
+		return HiddenKey(s)
 	}
 	if len(s) <= keyBytes {
 		return s

@@ -34,9 +34,6 @@ func (a *app) planCommand() *cobra.Command {
 				return err
 			}
 			return a.withSources(c.Context(), func(e engine, cfg *Config) error {
-				if err := cfg.unbuilt("general.show_keys"); err != nil {
-					return err
-				}
 				o.ShowKeys = cfg.General.ShowKeys
 				p, err := e.Plan(c.Context(), o)
 				if err != nil {

@@ -154,30 +154,6 @@ func TestCommandsPrintAndEndWithTheirCode(t *testing.T) {
 	}
 }
 
-func TestASettingThatIsNotBuiltIsRefused(t *testing.T) {
-	t.Parallel()
-	c, err := loadConfig("testdata/full.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = c.unbuilt()
-	if err != nil {
-		t.Errorf("the README's example: %v", err)
-	}
-	for key, set := range map[string]func(*Config){
-		"general.show_keys": func(c *Config) { c.General.ShowKeys = false },
-	} {
-		c := defaults()
-		if err := c.unbuilt(); err != nil {
-			t.Fatal(err)
-		}
-		set(c)
-		if err := c.unbuilt(); err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), "configuration: "+key+": ") {
-			t.Errorf("%s: %v", key, err)
-		}
-	}
-}
-
 func TestAReportGoesToAFileAsWell(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "plan.txt")

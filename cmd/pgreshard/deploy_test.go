@@ -153,9 +153,6 @@ func TestKubernetesIsAskedForWhatTheImageIsMadeFor(t *testing.T) {
 	if err != nil || !strings.Contains(file, secrets+"/password") {
 		t.Fatal(err)
 	}
-	if err := c.unbuilt(); err != nil {
-		t.Error(err)
-	}
 	for kind, hold := range map[string]string{"Deployment": "serve", "Job": "--yes"} {
 		t.Run(kind, func(t *testing.T) {
 			o := objects[kind]

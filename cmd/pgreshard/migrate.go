@@ -71,9 +71,6 @@ func (a *app) work(ctx context.Context, o move.MigrateOptions, hold, ask bool) e
 		with = a.withSources
 	}
 	return with(ctx, func(e engine, c *Config) error {
-		if err := c.unbuilt(); err != nil {
-			return err
-		}
 		defer limitMemory(c)()
 		// The worker's engine is the worker's alone; questions over HTTP have their own sessions.
 		asked, err := a.open(ctx, c, a.log)

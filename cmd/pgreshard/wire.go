@@ -43,6 +43,7 @@ func (c *Config) typed() (move.Config, error) {
 		SkipConstraint: c.Schema.Skip,
 
 		LookupBytes:    int64(c.General.LookupCacheSize),
+		HideKeys:       !c.General.ShowKeys,
 		LookupTimeout:  time.Duration(c.General.LookupTimeout) * time.Millisecond,
 		LookupAttempts: c.General.LookupAttempts,
 
