@@ -42,16 +42,21 @@ type pageData struct {
 	Script template.JS
 }
 
-// button is a verb as the page offers it.
-type button struct{ Name, Path, Body, Ask string }
+// button is a verb as the page offers it, in one state of the move.
+type button struct{ Name, Path, Body, Ask, In string }
 
 // buttons are all that a worker may offer, in their order.
 var buttons = []button{
-	{Name: "Verify", Path: "verify"},
-	{Name: "Rehearse the cutover", Path: "cutover", Body: `{"rehearse":true}`, Ask: "Writes will be refused for a moment. Rehearse?"},
-	{Name: "Cut over", Path: "cutover", Ask: "Writes will be refused for a moment, and the new layout serves. Cut over?"},
-	{Name: "Roll back", Path: "rollback", Ask: "Writes will be refused for a moment, and the old layout serves again. Roll back?"},
-	{Name: "Complete", Path: "complete", Ask: "The old layout will not follow any more, and there is no way back then. Complete the move?"},
+	{Name: "Verify", Path: "verify", In: move.StateStreaming},
+	{Name: "Rehearse the cutover", Path: "cutover", Body: `{"rehearse":true}`, Ask: "Writes will be refused for a moment. Rehearse?", In: move.StateStreaming},
+	{Name: "Cut over", Path: "cutover", Ask: "Writes will be refused for a moment, and the new layout serves. Cut over?", In: move.StateStreaming},
+	{Name: "Roll back", Path: "rollback", Ask: "Writes will be refused for a moment, and the old layout serves again. Roll back?", In: move.StateSwitched},
+	{Name: "Complete", Path: "complete", Ask: "The old layout will not follow any more, and there is no way back then. Complete the move?", In: move.StateSwitched},
+}
+
+// Over says that no worker goes on with the move.
+func (d pageData) Over() bool {
+	return d.State == move.StateCompleted || d.State == move.StateCancelled
 }
 
 // shown is what the page shows now.

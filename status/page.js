@@ -7,6 +7,7 @@
     was.querySelectorAll(".wide").forEach(function (table) { aside[table.id] = table.scrollLeft; });
     was.replaceWith(now);
     now.querySelectorAll(".wide").forEach(function (table) { table.scrollLeft = aside[table.id] || 0; });
+    document.querySelectorAll("#verbs button").forEach(function (b) { b.hidden = b.dataset.in !== now.dataset.state; });
     document.title = now.dataset.title;
     link.textContent = "";
   }
@@ -14,7 +15,8 @@
     var events = new EventSource("/live");
     events.onmessage = show;
     events.onerror = function () {
-      link.textContent = "The worker does not answer; trying again. This is the last it said.";
+      link.textContent = "over" in document.getElementById("live").dataset ? "The worker has ended. This is the last it said."
+        : "The worker does not answer; trying again. This is the last it said.";
       // The browser itself tries again only where nobody answered, not where a proxy did for a worker that is down.
       if (events.readyState === EventSource.CLOSED) { setTimeout(watch, 2000); }
     };

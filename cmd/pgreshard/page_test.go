@@ -52,6 +52,7 @@ func TestThePageShowsAWholeMoveAndMakesTheCutover(t *testing.T) {
 	b.fitsAPhone()
 	b.complained("")
 
+	b.holds(offered("Verify", "Rehearse the cutover", "Cut over"))
 	b.do("type another token", chromedp.SendKeys(chromedp.ID("token"), "not-"+r.token()))
 	b.press("Cut over", true)
 	b.sees("Cut over: this path asks for the token")
@@ -69,6 +70,7 @@ func TestThePageShowsAWholeMoveAndMakesTheCutover(t *testing.T) {
 	b.press("Cut over", true)
 	b.sees(r.name+" cutting_over", "cutting_over: writes are being moved over, step seal", "Cut over …", "Step: seal", "Last comparison: clean")
 	b.holds(stepsDone("arm", "check", "freeze", "drain", "finish", "verify"))
+	b.holds(offered())
 	home.await(t, worker, "verify after")
 	b.fitsAPhone()
 	b.screenshot(picture)
@@ -103,13 +105,15 @@ func TestThePageShowsAWholeMoveAndMakesTheCutover(t *testing.T) {
 	}
 	stop()
 	b.complained("")
+	b.holds(offered("Roll back", "Complete"))
 	if question := b.press("Complete", true); !strings.Contains(question, "there is no way back then") {
 		t.Errorf("the page asked %q", question)
 	}
 	if code, said := worker.wait(t); code != exitDone {
 		t.Fatalf("the worker ended with %d:\n%s", code, said)
 	}
-	b.sees(r.name+" completed", "completed: the move is done and cleaned up", "Complete: done", "The worker does not answer")
+	b.sees(r.name+" completed", "completed: the move is done and cleaned up", "Complete: done", "The worker has ended. This is the last it said.")
+	b.holds(offered())
 	b.complained("ERR_")
 	if paths := b.askedOnly(r.listen); paths["/cutover"] != 3 || paths["/complete"] != 1 {
 		t.Errorf("the page asked for %v", paths)
@@ -122,6 +126,11 @@ func TestThePageShowsAWholeMoveAndMakesTheCutover(t *testing.T) {
 // stepsDone is the condition that the page names these steps of a cutover, in this order, as done.
 func stepsDone(names ...string) string {
 	return fmt.Sprintf(`Array.from(document.querySelectorAll(".steps li")).map(function (s) { return s.firstChild.textContent.trim(); }).join(" ") === %q`, strings.Join(names, " "))
+}
+
+// offered is the condition that the page offers these verbs and no others.
+func offered(names ...string) string {
+	return fmt.Sprintf(`Array.from(document.querySelectorAll("#verbs button")).filter(function (b) { return b.checkVisibility(); }).map(function (b) { return b.textContent; }).join(", ") === %q`, strings.Join(names, ", "))
 }
 
 // A proxy in front of a worker answers for it while it is down. A browser takes that as the end of the events, the page does not.
