@@ -117,11 +117,11 @@ func (c *comparison) compare(ctx context.Context, taken map[pg.Name]*touched, fi
 		}
 	}
 	report, err := c.compareAt(ctx, c.inv, request, mo)
-	if errors.Is(err, verify.ErrRewritten) || errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		err = fmt.Errorf("%w: %w", errDisturbed, err)
-	}
 	if err == nil && c.beyond {
 		err = c.beyondRows(ctx, c.inv, request, mo, report)
+	}
+	if errors.Is(err, verify.ErrRewritten) || errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		err = fmt.Errorf("%w: %w", errDisturbed, err)
 	}
 	return request.Tables, report, err
 }

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"pgreshard/pg"
 	"pgreshard/verify"
 )
 
@@ -27,6 +30,9 @@ func (c *cutover) compareAhead(ctx context.Context) (err error) {
 		return nil
 	}
 	if c.proof, err = c.verification(ctx, c.inv); err != nil {
+		return err
+	}
+	if err := c.writersEnded(ctx); err != nil {
 		return err
 	}
 	if err := c.setDetail(ctx, totalsKey, nil); err != nil { // of a switch that was rolled back
@@ -139,6 +145,9 @@ func (c *cutover) compareDrained(ctx context.Context) error {
 		at[i] = z.Barrier.String()
 	}
 	since := c.proven.since
+	if err := c.writersEnded(ctx); err != nil {
+		return err
+	}
 	if since.lostBy() == nil {
 		if err := errors.Join(since.reach(ctx), since.lookAgain(ctx)); err != nil {
 			since.lose(err)
@@ -165,4 +174,46 @@ func (c *cutover) compareDrained(ctx context.Context) error {
 	}
 	report.At = at
 	return errors.Join(c.conclude(ctx, report, request.Tables, whole...), differenceOf(report))
+}
+
+// Who has written to a table has this lock on it until his transaction ends; a prepared one has no session. Our own write what
+// the move writes.
+const selectWriting = `
+select case when l.pid is null then 'a prepared transaction' else 'pid ' || l.pid end || ' has written to ' || min(l.relation::regclass::text)
+  from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+ where l.locktype = 'relation' and l.database = (select oid from pg_database where datname = current_database()) and l.granted
+   and l.mode in ('RowExclusiveLock', 'AccessExclusiveLock') and coalesce(a.application_name, '') not like 'pgreshard %'
+   and l.relation in (select to_regclass(t) from unnest($1::text[]) t union select relid from unnest($1::text[]) t, pg_partition_tree(to_regclass(t)))
+ group by l.pid, l.virtualtransaction order by 1`
+
+// writersEnded waits until nobody but the move has a transaction open that has written to its tables on a shard, where the fence does
+// not hold who passes by every trigger: what it commits later would be in no comparison. It waits as long as a freeze waits for one on
+// a source.
+func (c *cutover) writersEnded(ctx context.Context) error {
+	var tables []string
+	for _, t := range c.proof.Tables {
+		tables = append(tables, t.Dest.Name.SQL())
+	}
+	end := time.Now().Add(c.LockTimeout)
+	return atOnce(ctx, len(c.Destination.Shards), func(ctx context.Context, n int) error {
+		for {
+			var writing []string
+			err := c.kept(ctx, sessionKey{&c.Destination, n, pg.Reader}, func(conn *pgx.Conn) error {
+				rows, err := conn.Query(ctx, selectWriting, tables)
+				if err == nil {
+					writing, err = pgx.CollectRows(rows, pgx.RowTo[string])
+				}
+				return err
+			})
+			if err != nil || len(writing) == 0 {
+				return err
+			}
+			if time.Now().After(end) {
+				return fmt.Errorf("%s: %w: %s; hint: something writes to the shards besides the move: end it, and see what it was", node{number: n}, errWritersInFlight, strings.Join(writing, "; "))
+			}
+			if err := sleep(ctx, 5*time.Millisecond); err != nil {
+				return err
+			}
+		}
+	})
 }

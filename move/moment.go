@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"pgreshard/pg"
 	"pgreshard/replicator"
 	"pgreshard/sink"
+	"pgreshard/verify"
 )
 
 // moment is one state of both sides that stays readable: the sources as of a position each, and the shards with exactly
@@ -28,6 +30,21 @@ func (mo *moment) close() {
 			s.Close()
 		}
 	}
+}
+
+// under is a request whose nodes are read as of the moment; nil: as they are.
+func (mo *moment) under(request verify.Request) verify.Request {
+	if mo == nil {
+		return request
+	}
+	request.Sources, request.Shards = slices.Clone(request.Sources), slices.Clone(request.Shards)
+	for n, s := range mo.sources {
+		request.Sources[n].Snapshot = s.ID
+	}
+	for n, s := range mo.shards {
+		request.Shards[n].Snapshot = s.ID
+	}
+	return request
 }
 
 // positions are those of the sources, in words.

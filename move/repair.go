@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sync/errgroup"
 
 	"pgreshard/pg"
@@ -54,7 +53,7 @@ func (m *Move) Repair(ctx context.Context) (*RepairReport, error) {
 		return nil, err
 	}
 	r.After = r.Before
-	for pass := 0; !r.After.Clean() && pass < repairPasses; pass++ {
+	for pass := 0; !r.After.Clean() && pass <= len(tables); pass++ {
 		done, err := m.repairOnce(ctx, r.After, tables)
 		if err != nil {
 			return nil, err
@@ -70,9 +69,6 @@ func (m *Move) Repair(ctx context.Context) (*RepairReport, error) {
 	return r, nil
 }
 
-// repairPasses: a row whose key is translated by a row that was mended with it is mended in the next pass.
-const repairPasses = 3
-
 func (m *Move) repairOnce(ctx context.Context, report *verify.Report, tables []verify.Table) (done []Mended, err error) {
 	work, err := repairable(report, tables)
 	if err != nil {
@@ -83,7 +79,8 @@ func (m *Move) repairOnce(ctx context.Context, report *verify.Report, tables []v
 		return nil, err
 	}
 	mo, err := m.takeMoment(ctx, func(ctx context.Context, mo *moment) (err error) {
-		done, err = m.mend(ctx, inv, mo, work)
+		done, err = m.mend(ctx, inv, mo, mendedFirst(work))
+		m.router.Lookups.Clear() // it may know translations of mapping rows as they were
 		return err
 	})
 	if err != nil {
@@ -132,6 +129,20 @@ func repairable(report *verify.Report, tables []verify.Table) (all []*wrong, err
 	return all, nil
 }
 
+// mendedFirst leaves out tables whose places tables that are wrong themselves tell: what is amiss with their rows may be right when those are,
+// and is compared again then. Where they tell each other's, all are mended at once.
+func mendedFirst(work []*wrong) (first []*wrong) {
+	for _, w := range work {
+		if !slices.ContainsFunc(work, func(by *wrong) bool { return by != w && slices.Contains(w.table.PlacedBy, by.table.Dest.Name) }) {
+			first = append(first, w)
+		}
+	}
+	if len(first) == 0 {
+		return work
+	}
+	return first
+}
+
 // mend makes the rows of all tables right, in one transaction a shard.
 func (m *Move) mend(ctx context.Context, inv *inventory, mo *moment, work []*wrong) (done []Mended, err error) {
 	place, err := m.placerThen(ctx, inv, mo)
@@ -146,9 +157,14 @@ func (m *Move) mend(ctx context.Context, inv *inventory, mo *moment, work []*wro
 	}()
 	for n := range shards {
 		if shards[n], err = m.connect(ctx, m.Destination.Shards[n], pg.Writer); err == nil {
-			_, err = shards[n].Exec(ctx, "begin")
+			_, err = shards[n].PgConn().Exec(ctx, "begin; "+readByKey).ReadAll()
 		}
 		if err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range mo.sources {
+		if _, err := s.Conn().PgConn().Exec(ctx, readByKey).ReadAll(); err != nil {
 			return nil, err
 		}
 	}
@@ -192,29 +208,5 @@ func quotedNames(names []string) string {
 	return strings.Join(list, ", ")
 }
 
-// matching is a condition on columns, with one parameter each from the first given on.
-func matching(columns []string, first int) string {
-	list := make([]string, len(columns))
-	for i, c := range columns {
-		list[i] = fmt.Sprintf("%s is not distinct from $%d", ident(c), first+i)
-	}
-	return strings.Join(list, " and ")
-}
-
-// asText runs a statement with parameters in text form, of the types the server takes them for.
-func asText(ctx context.Context, conn *pgx.Conn, sql string, values []pg.Datum) *pgconn.Result {
-	params := make([][]byte, len(values))
-	for i, d := range values {
-		if d.Kind != pg.Null {
-			params[i] = append([]byte{}, d.Bytes...) // not nil where it is empty
-		}
-	}
-	return conn.PgConn().ExecParams(ctx, sql, params, nil, nil, nil).Read()
-}
-
-func written(t verify.Table) []string {
-	return slices.DeleteFunc(slices.Clone(t.Columns), func(name string) bool {
-		c, _ := t.Dest.Column(name)
-		return t.Dest.Columns[c].Generated != 0
-	})
-}
+// readByKey has the rest of a transaction read tables through their keys.
+const readByKey = "set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off"

@@ -26,6 +26,11 @@ func (m *Move) beyondRows(ctx context.Context, inv *inventory, request verify.Re
 		if err := report.Tables[i].AddCheck(c); err != nil {
 			return err
 		}
+		if c.Differences() > 0 && mo != nil {
+			if err := verify.AsItWas(ctx, mo.under(request), i); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -44,12 +49,7 @@ func (m *Move) addUniques(ctx context.Context, inv *inventory, request verify.Re
 	if err != nil {
 		return err
 	}
-	request.Shards = slices.Clone(request.Shards)
-	for n := range request.Shards {
-		if mo != nil {
-			request.Shards[n].Snapshot = mo.shards[n].ID
-		}
-	}
+	request = mo.under(request)
 	for i, t := range inv.tables {
 		var list []verify.Unique
 		for _, u := range all {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -74,13 +73,7 @@ func (m *Move) comparingNow() (was VerifyStatus) {
 
 // compareAt compares the rows of both sides as they were at a moment.
 func (m *Move) compareAt(ctx context.Context, inv *inventory, request verify.Request, mo *moment) (*verify.Report, error) {
-	request.Sources, request.Shards = slices.Clone(request.Sources), slices.Clone(request.Shards)
-	for n := range mo.at {
-		request.Sources[n].Snapshot = mo.sources[n].ID
-	}
-	for n := range mo.shards {
-		request.Shards[n].Snapshot = mo.shards[n].ID
-	}
+	request = mo.under(request)
 	// Each source was looked at a moment of its own, so that of a table that an application writes on one after another they
 	// may differ now; the freeze, in which nobody writes, compares them.
 	request.OneSource = true

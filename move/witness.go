@@ -111,11 +111,5 @@ func (m *Move) addUp(ctx context.Context, inv *inventory, mo *moment, found *swi
 	if err != nil {
 		return err
 	}
-	for n, s := range mo.sources {
-		request.Sources[n].Snapshot = s.ID
-	}
-	for n, s := range mo.shards {
-		request.Shards[n].Snapshot = s.ID
-	}
-	return verify.Totals(ctx, request, func(t verify.TableTotals) { found.Tables = append(found.Tables, t) })
+	return verify.Totals(ctx, mo.under(request), func(t verify.TableTotals) { found.Tables = append(found.Tables, t) })
 }

@@ -114,6 +114,43 @@ func (e expressions) with(columns []string) string {
 		e.list(columns), strings.Join(values, ", "), strings.Join(args, ", "), strings.Join(names, ", "))
 }
 
+// Conditions are statements' conditions, with their parameters, that together choose the rows of a table whose values in some columns are
+// among the keys, each row once: of keys without NULL through an index of theirs, where there is one.
+func (k *Keys) Conditions(t *pg.Table, columns []string) iter.Seq2[string, [][]byte] {
+	e, whole := expressions{own: t}, Keys{}
+	var nulls [][]pg.Datum
+	for encoded := range k.set {
+		key := decodeKey(encoded)
+		if slices.ContainsFunc(key, func(d pg.Datum) bool { return d.Kind == pg.Null }) {
+			nulls = append(nulls, key)
+		} else {
+			whole.Add(key)
+		}
+	}
+	return func(yield func(string, [][]byte) bool) {
+		for args := range whole.batches(len(columns)) {
+			if !yield(e.with(columns), args) {
+				return
+			}
+		}
+		for _, key := range nulls {
+			var list []string
+			var args [][]byte
+			for i, name := range columns {
+				if key[i].Kind == pg.Null {
+					list = append(list, e.column(name).SQL()+" is null")
+					continue
+				}
+				args = append(args, key[i].Bytes)
+				list = append(list, fmt.Sprintf("%s = $%d::text::%s", e.column(name).SQL(), len(args), e.column(name).Base))
+			}
+			if !yield(strings.Join(list, " and "), args) {
+				return
+			}
+		}
+	}
+}
+
 // byIndex has a transaction read a table through its key, however few rows the server thinks it has.
 const byIndex = "; set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off"
 

@@ -29,6 +29,17 @@ with recursive tree(oid) as (
 select (select count(*) from tree join now using (oid)) <> greatest((select count(*) from tree), (select count(*) from now))
     or exists (select from tree join pg_class c using (oid) where c.relfilenode is distinct from coalesce(pg_relation_filenode(c.oid), 0))`
 
+// AsItWas makes sure, after a table of r was read on every node under its snapshot, that it was still there. The error is a *Failure, of
+// ErrRewritten where it was not.
+func AsItWas(ctx context.Context, r Request, table int) error {
+	v, err := begin(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	return v.asItWas(ctx, &v.Tables[table], v.all())
+}
+
 // asItWas makes sure that what was read of a table, and for placing its rows, was there under the snapshots of some nodes. It is asked
 // after the reading.
 func (v *verifier) asItWas(ctx context.Context, t *Table, nodes []*node) error {
