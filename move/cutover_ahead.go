@@ -176,13 +176,14 @@ func (c *cutover) compareDrained(ctx context.Context) error {
 	return errors.Join(c.conclude(ctx, report, request.Tables, whole...), differenceOf(report))
 }
 
-// Who has written to a table has this lock on it until his transaction ends; a prepared one has no session. Our own write what
-// the move writes.
+// Who has written to a table has this lock on it until his transaction ends, and a transaction ID; a prepared one has no session. Who
+// has emptied it is waited for by whoever reads it. Our own write what the move writes.
 const selectWriting = `
 select case when l.pid is null then 'a prepared transaction' else 'pid ' || l.pid end || ' has written to ' || min(l.relation::regclass::text)
   from pg_locks l left join pg_stat_activity a on a.pid = l.pid
  where l.locktype = 'relation' and l.database = (select oid from pg_database where datname = current_database()) and l.granted
-   and l.mode in ('RowExclusiveLock', 'AccessExclusiveLock') and coalesce(a.application_name, '') not like 'pgreshard %'
+   and l.mode = 'RowExclusiveLock' and coalesce(a.application_name, '') not like 'pgreshard %'
+   and exists (select from pg_locks x where x.locktype = 'transactionid' and x.mode = 'ExclusiveLock' and x.granted and x.virtualtransaction = l.virtualtransaction)
    and l.relation in (select to_regclass(t) from unnest($1::text[]) t union select relid from unnest($1::text[]) t, pg_partition_tree(to_regclass(t)))
  group by l.pid, l.virtualtransaction order by 1`
 
