@@ -169,6 +169,20 @@ func usersOfTwoSources(t *testing.T, shards int) (s *smallMove, tenants [2][][]i
 	return s, tenants
 }
 
+// usersWithTheirParent is such a move with the second source's users of one key on shard 0, where their parent is. b, another parent,
+// and there, a tenant of the second source, are on shard 1.
+func usersWithTheirParent(t *testing.T) (s *smallMove, key, b, there int) {
+	s, tenants := usersOfTwoSources(t, 3)
+	key, a := tenants[1][0][0], tenants[0][0][0]
+	for n, db := range s.sources {
+		db.Exec(t, `insert into tenants values ($1, $2), ($2, null)`, key, a)
+		db.Exec(t, `insert into parcels values ($1, $2)`, n, tenants[n][0][0])
+	}
+	s.sources[0].Exec(t, `insert into users values (0, $1, 0)`, a)
+	s.sources[1].Exec(t, `insert into users select g, $1, 0 from generate_series(1, 20) g`, key)
+	return s, key, tenants[0][1][0], tenants[1][1][0]
+}
+
 // A row of each source comes before its mapping row, and so does one whose mapping row is the other source's; the first source's
 // stream is far behind the second's. The move stops; the mapping rows are given to the sources alone, and the same command goes on.
 func TestTheStreamsOfTwoSourcesGoOnWhenAMissingMappingIsThere(t *testing.T) {
@@ -232,14 +246,7 @@ func TestTheStreamsOfTwoSourcesGoOnWhenAMissingMappingIsThere(t *testing.T) {
 // source's stream comes to the change of the mapping. It must not stand there afterwards.
 func TestNoStreamCommitsARowByATranslationThatWasChanged(t *testing.T) {
 	t.Parallel()
-	s, tenants := usersOfTwoSources(t, 3)
-	key, a, b := tenants[1][0][0], tenants[0][0][0], tenants[0][1][0] // on shards 0, 0 and 1
-	for n, db := range s.sources {
-		db.Exec(t, `insert into tenants values ($1, $2), ($2, null)`, key, a)
-		db.Exec(t, `insert into parcels values ($1, $2)`, n, tenants[n][0][0])
-	}
-	s.sources[0].Exec(t, `insert into users values (0, $1, 0)`, a)
-	s.sources[1].Exec(t, `insert into users select g, $1, 0 from generate_series(1, 20) g`, key)
+	s, key, b, _ := usersWithTheirParent(t)
 	var once sync.Once
 	s.run(func() {
 		once.Do(func() {
@@ -277,14 +284,7 @@ func TestNoStreamCommitsARowByATranslationThatWasChanged(t *testing.T) {
 // source's turn: rows of the second's turn go by that.
 func TestATurnGoesByTheMappingsThatTheTurnsBeforeItChanged(t *testing.T) {
 	t.Parallel()
-	s, tenants := usersOfTwoSources(t, 3)
-	key, a, b, there := tenants[1][0][0], tenants[0][0][0], tenants[0][1][0], tenants[1][1][0] // on shards 0, 0, 1 and 1
-	for n, db := range s.sources {
-		db.Exec(t, `insert into tenants values ($1, $2), ($2, null)`, key, a)
-		db.Exec(t, `insert into parcels values ($1, $2)`, n, tenants[n][0][0])
-	}
-	s.sources[0].Exec(t, `insert into users values (0, $1, 0)`, a)
-	s.sources[1].Exec(t, `insert into users select g, $1, 0 from generate_series(1, 20) g`, key)
+	s, key, b, there := usersWithTheirParent(t)
 	var once sync.Once
 	s.run(func() {
 		once.Do(func() {

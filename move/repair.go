@@ -157,14 +157,14 @@ func (m *Move) mend(ctx context.Context, inv *inventory, mo *moment, work []*wro
 	}()
 	for n := range shards {
 		if shards[n], err = m.connect(ctx, m.Destination.Shards[n], pg.Writer); err == nil {
-			_, err = shards[n].PgConn().Exec(ctx, "begin; "+readByKey).ReadAll()
+			_, err = shards[n].PgConn().Exec(ctx, "begin"+verify.ByIndex).ReadAll()
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
 	for _, s := range mo.sources {
-		if _, err := s.Conn().PgConn().Exec(ctx, readByKey).ReadAll(); err != nil {
+		if _, err := s.Conn().PgConn().Exec(ctx, verify.ByIndex).ReadAll(); err != nil {
 			return nil, err
 		}
 	}
@@ -207,6 +207,3 @@ func quotedNames(names []string) string {
 	}
 	return strings.Join(list, ", ")
 }
-
-// readByKey has the rest of a transaction read tables through their keys.
-const readByKey = "set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off"

@@ -151,12 +151,12 @@ func (k *Keys) Conditions(t *pg.Table, columns []string) iter.Seq2[string, [][]b
 	}
 }
 
-// byIndex has a transaction read a table through its key, however few rows the server thinks it has.
-const byIndex = "; set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off"
+// ByIndex has the rest of a transaction read tables through their keys, however few rows the server thinks they have.
+const ByIndex = "; set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off"
 
 // onKeys is on for a statement that reads rows by their keys.
 func (v *verifier) onKeys(ctx context.Context, n *node, f func(*pgconn.PgConn) error) error {
-	return v.onWith(ctx, n, byIndex, f)
+	return v.onWith(ctx, n, ByIndex, f)
 }
 
 // ofKeys are the rows with keys given as arrays.
